@@ -1,0 +1,56 @@
+# Two commands on a fresh Debian or Ubuntu machine: `make demo` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_TESTS := $(BIN)/python -m pytest
+
+.PHONY: demo test browser check unit lock bench docs clean
+
+demo: $(VENV)/.ready-demo ## a real model behind an OpenAI-compatible endpoint, until Ctrl-C
+	@scripts/system-packages demo
+	@$(BIN)/python scripts/demo.py $(if $(ONESHOT),--oneshot) $(if $(MODEL),--model '$(MODEL)')
+
+test: $(VENV)/.ready-check ## lint, types, import contracts, and every test that CI runs
+	@scripts/system-packages test
+	$(MAKE) --no-print-directory check
+	$(RUN_TESTS) --ignore=tests/browser $(PYTEST)
+
+browser: $(VENV)/.ready-check ## the console in a real browser
+	@scripts/system-packages browser
+	$(RUN_TESTS) tests/browser $(PYTEST)
+
+check: $(VENV)/.ready-check ## lint, types, import contracts
+	$(BIN)/ruff format --check src tests scripts bench
+	$(BIN)/ruff check src tests scripts bench
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.ready-check ## the quick tests alone
+	$(RUN_TESTS) tests/unit tests/docs $(PYTEST)
+
+bench: $(VENV)/.ready-check ## what the relay costs, side by side with a direct connection
+	@scripts/system-packages demo
+	$(BIN)/python -m bench $(BENCH)
+
+docs: $(VENV)/.ready-check ## pages that are made from the code
+	$(BIN)/python scripts/lifecycle_diagrams.py
+	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/openapi.py
+	$(BIN)/python scripts/contract_page.py
+
+lock: $(VENV)/.ready-check ## resolve the dependencies anew
+	$(BIN)/pip install --quiet uv
+	scripts/lock $(BIN)/uv
+
+clean:
+	rm -rf $(VENV) .cache dist build
+
+$(VENV)/.ready-demo: requirements/demo.lock pyproject.toml scripts/virtual-environment
+	@scripts/virtual-environment $(PYTHON) $(VENV) requirements/demo.lock
+	@touch $@
+
+$(VENV)/.ready-check: requirements/check.lock requirements/model.lock pyproject.toml scripts/virtual-environment
+	@scripts/virtual-environment $(PYTHON) $(VENV) requirements/check.lock requirements/model.lock
+	@touch $@

@@ -1,0 +1,44 @@
+"""Run the benchmarks and print their figures as tables."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import uvloop
+
+from bench import content, listing, relay
+from bench.setup import Bench
+
+ALL: dict[str, Callable[[Bench], Awaitable[None]]] = {
+    "json": relay.json_answers,
+    "stream": relay.streams,
+    "open": relay.open_streams,
+    "slow": relay.slow_readers,
+    "cancel": relay.cancellations,
+    "upload": content.uploads,
+    "list": listing.lists,
+}
+
+
+async def run(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="ficc-bench-") as directory, Bench(Path(directory)) as bench:
+        await asyncio.to_thread(bench.prepare)
+        for name in names:
+            await bench.use("many" if name == "open" else "few")
+            await ALL[name](bench)
+            sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*ALL, []], help="which; all of them by default")
+    options = parser.parse_args()
+    uvloop.run(run(options.names or list(ALL)))
+
+
+main()

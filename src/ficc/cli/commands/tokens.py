@@ -1,0 +1,83 @@
+"""Tokens of the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ficc.cli import connection, output
+from ficc.cli.options import Json, Yes, confirm, group
+
+if TYPE_CHECKING:
+    from ficc.client.api import Api
+
+app = group("Tokens: credentials for programs.")
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """A new file, readable by its owner alone. Raises FileExistsError."""
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(secret + "\n")
+
+
+@app.command()
+def create(
+    label: str,
+    scope: Annotated[list[str], typer.Option(help="A scope; may be given several times.")],
+    lifetime_seconds: Annotated[int | None, typer.Option(help="For ever when left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the secret to a new file instead of printing it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token with some of your own scopes. It is shown once."""
+    body = {"label": label, "scopes": scope, "lifetime_seconds": lifetime_seconds}
+    made = connection.with_api(lambda api: api.call("POST", "/tokens", body))
+    show_once(made, out, as_json=as_json)
+
+
+def show_once(made: dict[str, Any], out: Path | None, *, as_json: bool) -> None:
+    if out is not None:
+        write_secret(out, made["token"])
+        output.say(f"Written to {out}, readable by you alone.")
+    elif as_json:
+        output.show_json(made)
+    else:
+        print(made["token"])
+        output.say("Shown once. Store it now.")
+
+
+@app.command("list")
+def list_tokens(as_json: Json = False) -> None:
+    """Tokens of the project, without their secrets."""
+
+    async def work(api: Api) -> list[dict[str, Any]]:
+        return [token async for token in api.every("/tokens")]
+
+    tokens = connection.with_api(work)
+    if as_json:
+        output.show_json({"items": tokens, "next": None})
+        return
+    rows = [
+        [t["label"], t["id"], t["prefix"] + "…", " ".join(t["scopes"]), t["expires_at"], t["last_used_at"]]
+        for t in tokens
+    ]
+    output.show_table(["LABEL", "ID", "PREFIX", "SCOPES", "EXPIRES", "LAST USED"], rows, "No tokens.")
+
+
+@app.command()
+def revoke(token: str, yes: Yes = False, as_json: Json = False) -> None:
+    """Revoke a token at once; answers under way with it end."""
+    confirm(f"Revoke {token}? Programs that use it stop working.", yes)
+
+    async def work(api: Api) -> Any:
+        found = await connection.resolve(api, "/tokens", token, "label")
+        return await api.call("DELETE", f"/tokens/{found['id']}")
+
+    revoked = connection.with_api(work)
+    if as_json:
+        output.show_json(revoked)
+    else:
+        output.say("Revoked.")

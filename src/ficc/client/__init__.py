@@ -1,0 +1,1 @@
+"""Typed clients: of the executor's socket, and of the management API."""

@@ -1,0 +1,173 @@
+"""Where the controller's parts are put together, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from ficc.content.store import ContentStore
+from ficc.controller.api.app import management_app
+from ficc.controller.api.caller import Callers
+from ficc.controller.api.parts import Operations
+from ficc.controller.node_hub.hub import Hub
+from ficc.controller.node_hub.local import LocalNode
+from ficc.controller.operations.access import Access, FirstStart
+from ficc.controller.operations.authority import Authority
+from ficc.controller.operations.contents import Contents
+from ficc.controller.operations.context import Context
+from ficc.controller.operations.models import Models
+from ficc.controller.operations.nodes import NodeReads
+from ficc.controller.operations.routes import RouteTable
+from ficc.controller.operations.services import Services
+from ficc.controller.reconcilers.leases import LeaseRenewer
+from ficc.controller.reconcilers.services import ServiceReconciler
+from ficc.controller.store.database import Database
+from ficc.gateway.app import GatewayApp, Receive, Scope, Send, is_inference
+from ficc.gateway.relay import Gateway, Limits
+from ficc.settings import Settings
+
+RESTART_SECONDS = 1.0
+
+log = logging.getLogger("ficc.controller")
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """The seam for code inside the controller: `controller.inference.gateway.invoke(…)`."""
+
+    gateway: Gateway
+    services: Services
+
+
+class Controller:
+    """One controller: an ASGI application, its background work, and the seams for code inside it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.context = context = Context(settings, Database(settings.database_url))
+        self.contents = Contents(
+            context, ContentStore(settings.content_directory, settings.content.reserve_bytes)
+        )
+        self._workers = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.hub = Hub(context, on_change=self._wake_reconciler, on_join=self._wake_leases)
+        self.authority = Authority(context, self._recheck)
+        self.routes = RouteTable(context, self.hub, self._recheck)
+        self.gateway = Gateway(
+            routes=self.routes,
+            authority=self.authority,
+            limits=Limits(
+                queue_max=settings.gateway.queue_max,
+                queue_seconds=settings.gateway.queue_seconds,
+                json_depth_max=settings.gateway.json_depth_max,
+                json_values_max=settings.gateway.json_values_max,
+            ),
+            workers=self._workers,
+            new_id=context.new_id,
+        )
+        self.access = Access(context, self.authority)
+        load = _GatewayLoad(self.gateway)
+        self.services = Services(context, self.hub, self.access, load)
+        self.inference = Inference(self.gateway, self.services)
+        self._reconciler = ServiceReconciler(context, self.hub, self.services, load)
+        self._leases = LeaseRenewer(context, self.hub)
+        self._local = LocalNode(self.hub, settings.executor_socket)
+        self._tasks: list[asyncio.Task[None]] = []
+        callers = Callers(settings, self.authority)
+        self._management = management_app(
+            Operations(
+                context=context,
+                access=self.access,
+                models=Models(context, self.contents),
+                services=self.services,
+                nodes=NodeReads(context, self.hub),
+            ),
+            callers,
+        )
+        self._inference_app = GatewayApp(
+            gateway=self.gateway,
+            routes=self.routes,
+            authority=self.authority,
+            browser=lambda scope: callers.browser(Request(scope)),
+            body_bytes_max=settings.gateway.body_bytes_max,
+            body_bytes_total_max=settings.gateway.body_bytes_total_max,
+            json_depth_max=settings.gateway.json_depth_max,
+            json_values_max=settings.gateway.json_values_max,
+            allowed_origins=settings.server.allowed_origins,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        app: Callable[[Any, Any, Any], Awaitable[None]] = self._management
+        if scope["type"] == "http" and is_inference(scope["path"]):
+            app = self._inference_app
+        await app(scope, receive, send)
+
+    def openapi(self) -> Mapping[str, Any]:
+        return self._management.openapi()
+
+    def _wake_reconciler(self) -> None:
+        self._reconciler.wake()
+
+    def _wake_leases(self) -> None:
+        self._leases.wake()
+
+    def _recheck(self) -> None:
+        self.gateway.recheck()
+
+    async def start(self, *, token_label: str | None = None) -> FirstStart:
+        """Bring schema, content and memory up to date, then begin the background work."""
+        await asyncio.to_thread(self.context.database.migrate)
+        await asyncio.to_thread(self.contents.store.prepare)
+        first = await self.access.first_start(token_label=token_label)
+        await self.contents.recover(alone=self.context.database.is_sqlite)
+        await self.authority.refresh()
+        await self.routes.refresh()
+        for name, work in (
+            ("authority", self.authority.run),
+            ("routes", self.routes.run),
+            ("local node", self._local.run),
+            ("leases", self._leases.run),
+            ("services", self._reconciler.run),
+        ):
+            self._tasks.append(asyncio.create_task(_forever(name, work)))
+        return first
+
+    async def stop(self) -> None:
+        """End the background work. Attempts go on: their leases decide."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._reconciler.close()
+        await self.contents.close()
+        self.context.database.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+class _GatewayLoad:
+    """The gateway's counts, as operations ask for them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def in_flight(self, service_id: str) -> Mapping[str, int]:
+        return self._gateway.slots.in_flight(service_id)
+
+    def total(self, service_id: str) -> int:
+        return self._gateway.slots.total(service_id)
+
+
+async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Background work that a fault of ours does not end: it is said, and begun again."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("a fault in %s; it begins again", name)
+            await asyncio.sleep(RESTART_SECONDS)

@@ -1,0 +1,1 @@
+"""The nodes that this controller reaches, and the way to each."""

@@ -1,0 +1,174 @@
+"""The executor on this machine, reached over its unix socket: three connections, each for what must not wait
+for the others. Control: calls and events. Leases: renewals alone. Endpoint: every invocation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ficc import clock
+from ficc.client.executor import Control, EndpointLink, EndpointStream, fence_document
+from ficc.controller.node_hub.hub import Hub
+from ficc.domain import attempt
+from ficc.domain.attempt import Outcome
+from ficc.domain.errors import Reason, Refused
+from ficc.domain.lease import Renew
+from ficc.domain.plan import Fence
+
+RECONNECT_SECONDS = 0.25
+
+log = logging.getLogger("ficc.controller")
+
+
+class LocalLink:
+    """A connected local executor."""
+
+    def __init__(
+        self, hello: Mapping[str, Any], on_report: Callable[[str], None], on_snapshot: Callable[[], None]
+    ):
+        self.node_id = str(hello["executor_id"])
+        self.boot_id = str(hello["boot_id"])
+        self.snapshot: dict[str, Any] = {}
+        self._on_report = on_report
+        self._on_snapshot = on_snapshot
+        self._reports: dict[str, attempt.Record] = {}
+        self.control = Control(self._event)
+        self.leases = Control()
+        self.endpoint = EndpointLink()
+
+    @property
+    def connected(self) -> bool:
+        return not any(c.lost.done() for c in (self.control, self.leases, self.endpoint))
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if "attempt" in event:
+            self._take(event["attempt"])
+        if "snapshot" in event:
+            self.snapshot = event["snapshot"]
+            self._on_snapshot()
+
+    def _take(self, document: dict[str, Any]) -> None:
+        """A report, by event or as an answer; the two may overtake each other."""
+        attempt_id, record = document["attempt_id"], attempt.from_json(document)
+        known = self._reports.get(attempt_id)
+        self._reports[attempt_id] = record if known is None else attempt.later(known, record)
+        self._on_report(attempt_id)
+
+    async def subscribe(self) -> None:
+        answer = await self.control.call("subscribe")
+        self.snapshot = answer["snapshot"]
+        for document in answer["attempts"]:
+            self._take(document)
+
+    async def learn(self, attempt_id: str) -> None:
+        """Ask about one attempt: it may have been released meanwhile, or never admitted."""
+        answer = await self.control.call("status", attempt_id=attempt_id)
+        if answer["attempt"] is not None:
+            self._take(answer["attempt"])
+
+    def close(self) -> None:
+        for connection in (self.control, self.leases, self.endpoint):
+            connection.close()
+
+    # The ports.
+
+    def reported(self, attempt_id: str) -> attempt.Record | None:
+        return self._reports.get(attempt_id)
+
+    def forget(self, attempt_id: str) -> None:
+        """An attempt whose release was recorded is of no more interest."""
+        self._reports.pop(attempt_id, None)
+
+    async def open_stream(
+        self, fence: Fence, path: str, body: bytes, deadline_seconds: float
+    ) -> EndpointStream:
+        return await self.endpoint.open_stream(fence, path, body, deadline_seconds)
+
+    async def admit(self, fence: Fence, plan: Mapping[str, Any], first: Renew) -> None:
+        answer = await self.control.call("admit", fence=fence_document(fence), plan=plan, lease=asdict(first))
+        self._take(answer["attempt"])
+
+    async def start(self, fence: Fence) -> None:
+        answer = await self.control.call("start", fence=fence_document(fence))
+        self._take(answer["attempt"])
+
+    async def stop(self, fence: Fence, reason: Reason, outcome: Outcome, grace_seconds: float) -> None:
+        answer = await self.control.call(
+            "stop",
+            fence=fence_document(fence),
+            reason=reason.as_json(),
+            outcome=outcome.value,
+            grace_seconds=grace_seconds,
+        )
+        self._take(answer["attempt"])
+
+    async def renew(self, renewals: list[tuple[Fence, Renew]]) -> list[dict[str, Any]]:
+        """On the connection of leases, which nothing else uses."""
+        leases = [{"fence": fence_document(fence), "lease": asdict(renewal)} for fence, renewal in renewals]
+        answer = await self.leases.call("renew", leases=leases)
+        return list(answer["results"])
+
+    async def log(self, fence: Fence) -> tuple[str, bool]:
+        answer = await self.control.call("log", fence=fence_document(fence))
+        return str(answer["text"]), bool(answer["truncated"])
+
+    def lease_clock(self) -> tuple[str, int]:
+        """This machine's own: the executor reads the same."""
+        return self.boot_id, clock.now_ns()
+
+
+class LocalNode:
+    """Keeps the local executor connected, and the hub told."""
+
+    def __init__(self, hub: Hub, socket: Path) -> None:
+        self._hub = hub
+        self._socket = socket
+
+    async def run(self) -> None:
+        waiting = False
+        while True:
+            try:
+                link = await self._connect()
+            except Refused as refused:
+                if not waiting:
+                    log.info("waiting for the executor: %s", refused.message)
+                waiting = True
+                await asyncio.sleep(RECONNECT_SECONDS)
+                continue
+            waiting = False
+            try:
+                await self._hub.joined(link)
+                await asyncio.wait(
+                    {link.control.lost, link.leases.lost, link.endpoint.lost},
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                log.warning("the connection to the executor was lost")
+            except Refused as refused:
+                log.warning("the executor was not taken in: %s", refused)
+                await asyncio.sleep(RECONNECT_SECONDS)
+            finally:
+                link.close()
+                self._hub.left(link)
+
+    async def _connect(self) -> LocalLink:
+        probe = Control()
+        hello = await probe.open(self._socket, "control")
+        probe.close()
+        link = LocalLink(hello, self._hub.reported, lambda: self._hub.measured(link))
+        try:
+            for connection, role in (
+                (link.control, "control"),
+                (link.leases, "control"),
+                (link.endpoint, "endpoint"),
+            ):
+                await connection.open(self._socket, role)
+            await link.subscribe()
+        except BaseException:
+            link.close()
+            raise
+        return link

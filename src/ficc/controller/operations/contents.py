@@ -1,0 +1,397 @@
+"""The one writer of a file's bytes: claims, durable offsets, verification and publishing.
+
+Uploads use it now, acquisition will: whoever brings the bytes, they become durable and proved the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakValueDictionary
+
+from ficc.content.store import ContentStore, Key, hash_file
+from ficc.controller.operations.context import Context
+from ficc.controller.store import models as rows
+from ficc.controller.store.database import Transaction, to_the_end
+from ficc.domain import acquisition, upload
+from ficc.domain.errors import Refused
+
+CLAIM_SECONDS = 60.0
+"""A claim outlives its holder by at most this; holders extend it."""
+TURN_SECONDS = 5.0
+"""How long a writer waits for another one of this process, rather than be told at once."""
+VERIFY_THREADS = 2
+RATE_SECONDS = 10.0
+"""Over how long a rate is averaged."""
+HASHERS_MAX = 64
+"""Files whose hash is carried along while they grow: those that began last. The rest are hashed at the end."""
+ORPHAN_SECONDS = 3600.0
+"""A file without a row that is older belongs to nobody, whatever other controllers are about to record."""
+INCOMING_SECONDS = 24 * 3600.0
+"""After which a file that was put into the incoming directory, and never adopted, is removed."""
+
+log = logging.getLogger("ficc.controller")
+
+
+@dataclass(slots=True)
+class Claim:
+    """Being the one writer of a content. `record` is what is durable."""
+
+    key: Key
+    token: str
+    record: upload.Record
+    inherited: bool
+    """Its last holder never gave it back, so disk and row may differ."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """Durable bytes over time, and how far a running hash is."""
+
+    samples: list[tuple[float, int]] = field(default_factory=list)
+    verified_bytes: int = 0
+
+    def add(self, now: float, count: int) -> None:
+        self.samples.append((now, count))
+        self.samples = [s for s in self.samples if s[0] > now - RATE_SECONDS]
+
+    def rate(self, now: float) -> float:
+        recent = [s for s in self.samples if s[0] > now - RATE_SECONDS]
+        if not recent:
+            return 0.0
+        return sum(count for _, count in recent) / max(1.0, now - recent[0][0])
+
+
+class Contents:
+    """`meters` tells readers of a model how fast it grows and how far its hash is."""
+
+    def __init__(self, context: Context, store: ContentStore) -> None:
+        self._context = context
+        self.store = store
+        self.meters: dict[Key, Meter] = {}
+        self._hashers: dict[Key, tuple[int, hashlib._Hash]] = {}
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
+        self._verifying: dict[Key, asyncio.Task[upload.Record]] = {}
+        self._hash_threads = ThreadPoolExecutor(VERIFY_THREADS, "hash")
+        self._closing = False
+
+    # Claims.
+
+    @asynccontextmanager
+    async def writing(self, key: Key, kind: str, at_most: int | None = None) -> AsyncIterator[Claim]:
+        """Hold the claim of a content, after whoever of this process holds it now.
+
+        `at_most` bounds the claims of this kind in the installation. Raises Refused `upload_busy`,
+        `model_busy`, `not_found`.
+        """
+        async with self._turn(key, None if kind == "verify" else TURN_SECONDS):
+            claim = await self._claim(key, kind, at_most)
+            extending = asyncio.create_task(self._extend(claim))
+            try:
+                if claim.inherited or claim.record.state is upload.State.VERIFYING:
+                    await self._mend(claim)
+                yield claim
+            finally:
+                extending.cancel()
+                with suppress(Refused):  # then it runs out by itself; what was achieved stands
+                    await self._context.database.write(lambda tx: rows.release_claim(tx, claim.token))
+
+    @asynccontextmanager
+    async def _turn(self, key: Key, seconds: float | None) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            async with asyncio.timeout(seconds):
+                await lock.acquire()
+        except TimeoutError:
+            content = await self._context.database.read(
+                lambda connection: rows.content(connection, key.project_id, key.sha256)
+            )
+            raise _busy(content) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    async def _claim(self, key: Key, kind: str, at_most: int | None) -> Claim:
+        now, token = self._context.now(), self._context.new_id()
+
+        def work(tx: Transaction) -> tuple[upload.Record, bool]:
+            if at_most is not None:
+                tx.take_turns(f"{kind} claims")
+                if rows.active_claims(tx.connection, kind, now) >= at_most:
+                    raise too_many_streams()
+            before = rows.content(tx.connection, key.project_id, key.sha256)
+            if before is None:
+                raise Refused("not_found", "The model was removed.")
+            until = now + CLAIM_SECONDS
+            if not rows.claim(
+                tx, key.project_id, key.sha256, token=token, kind=kind, now=now, expires_at=until
+            ):
+                raise _busy(before)
+            content = rows.content(tx.connection, key.project_id, key.sha256)
+            assert content is not None
+            return content.record, before.claim_expires_at is not None
+
+        record, inherited = await self._context.database.write(work)
+        return Claim(key, token, record, inherited)
+
+    async def _extend(self, claim: Claim) -> None:
+        while True:
+            await asyncio.sleep(CLAIM_SECONDS / 3)
+            until = self._context.now() + CLAIM_SECONDS
+            with suppress(Refused):  # the database may be back before the claim runs out
+                await self._context.database.write(
+                    partial(rows.extend_claim, token=claim.token, expires_at=until)
+                )
+
+    # Writing.
+
+    async def write(self, claim: Claim, at: int, data: bytes) -> None:
+        """Write at an absolute position past the durable offset, not yet durable, hashing along."""
+        position, hasher = self._hashers.pop(claim.key, (-1, None))
+        if at == 0:
+            hasher = hashlib.sha256()
+        elif position != at:
+            hasher = None
+
+        def run() -> None:
+            self.store.write(claim.key, at, data)
+            if hasher is not None:
+                hasher.update(data)
+
+        await asyncio.to_thread(run)
+        if hasher is not None:
+            if len(self._hashers) >= HASHERS_MAX:
+                del self._hashers[next(iter(self._hashers))]
+            self._hashers[claim.key] = (at + len(data), hasher)
+
+    async def commit(self, claim: Claim, length: int) -> None:
+        """Make `length` bytes past the offset durable, then say so. Raises Refused `model_busy` when the
+        claim was lost, `database_unavailable` when nobody knows whether it was said: then the bytes stay."""
+        if not length:
+            return
+        await asyncio.to_thread(self.store.sync, claim.key)
+        await self._store(claim, upload.advance(claim.record, upload.Write(length)))
+        self.meters.setdefault(claim.key, Meter()).add(self._context.now(), length)
+
+    async def abandon(self, claim: Claim) -> None:
+        """Drop bytes past the durable offset that nobody tried to commit."""
+        self._hashers.pop(claim.key, None)
+        await asyncio.to_thread(self.store.truncate, claim.key, claim.record.offset)
+
+    async def _store(self, claim: Claim, after: upload.Record, blob_at: float | None = None) -> None:
+        """Write the record of a claimed content, and of its blob if it was published at a time."""
+        key, settles = claim.key, after.state is not claim.record.state
+
+        def work(tx: Transaction) -> None:
+            if settles:
+                rows.take_turns(tx, key.project_id)
+            if blob_at is not None:
+                rows.add_blob(tx, key.sha256, after.bytes, blob_at)
+            if not rows.set_content(tx, key.project_id, after, token=claim.token):
+                raise Refused("model_busy", "The claim on this file was lost; read the model and try again.")
+            if settles:
+                settle_models(tx, key.project_id, [key.sha256])
+
+        await self._context.database.write(work)
+        claim.record = after
+
+    async def adopt(self, claim: Claim, name: str) -> None:
+        """Take a file of the incoming directory as the whole partial; drop it where nothing is missing."""
+        if claim.record.state is upload.State.VERIFIED:
+            await asyncio.to_thread(self.store.decline, name)
+            return
+        self._hashers.pop(claim.key, None)
+        await asyncio.to_thread(self.store.adopt, claim.key, name, claim.record.bytes)
+        missing = claim.record.bytes - claim.record.offset
+        await self._store(claim, upload.advance(claim.record, upload.Write(missing)))
+
+    async def discard(self, keys: Iterable[Key]) -> None:
+        """Remove the partials of contents that have no row any more."""
+        for key in keys:
+            async with self._turn(key, None):  # the content may be back, and growing anew
+                content = await self._context.database.read(
+                    partial(rows.content, project_id=key.project_id, sha256=key.sha256)
+                )
+                if content is None:
+                    self._forget(key)
+                    await asyncio.to_thread(self.store.truncate, key, 0)
+
+    def _forget(self, key: Key) -> None:
+        self.meters.pop(key, None)
+        self._hashers.pop(key, None)
+
+    # Verifying.
+
+    def verify(self, key: Key) -> asyncio.Task[upload.Record]:
+        """Hash, compare and publish a full-length partial, once at a time; the task ends with the record.
+        The caller may stop waiting: it goes on."""
+        task = self._verifying.get(key)
+        if task is None or task.done():
+            task = asyncio.create_task(self._verify(key))
+            task.add_done_callback(lambda done: self._verified(key, done))
+            self._verifying[key] = task
+        return task
+
+    def _verified(self, key: Key, task: asyncio.Task[upload.Record]) -> None:
+        self._verifying.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # looked at: whoever waits gets it, and nobody has to
+
+    async def _verify(self, key: Key) -> upload.Record:
+        async with self.writing(key, "verify") as claim:
+            if claim.record.offset == claim.record.bytes:
+                await self._mend(claim)  # what is hashed must be there
+            if claim.record.state is upload.State.VERIFIED or claim.record.offset != claim.record.bytes:
+                return claim.record
+            await self._store(claim, upload.advance(claim.record, upload.Verify()))
+            try:
+                actual = await self._hash(key, claim.record.bytes)
+                await to_the_end(asyncio.create_task(self._conclude(claim, actual)))
+            except BaseException:
+                await self._mend(claim)
+                raise
+            return claim.record
+
+    async def _conclude(self, claim: Claim, actual: str) -> None:
+        """Publish, or start again at 0.
+
+        A partial that is gone while its row says `verifying` was published. So the row of a mismatch comes
+        before the removal of its bytes: else a crash between the two would pass them off as right.
+        """
+        if actual == claim.key.sha256:
+            await self._publish(claim)
+        else:
+            await self._store(claim, upload.advance(claim.record, upload.Mismatch(actual)))
+            await asyncio.to_thread(self.store.truncate, claim.key, 0)
+        self._forget(claim.key)
+
+    async def _publish(self, claim: Claim) -> None:
+        await asyncio.to_thread(self.store.publish, claim.key, claim.record.bytes)
+        after = upload.advance(claim.record, upload.Match())
+        await self._store(claim, after, blob_at=self._context.now())
+
+    async def _hash(self, key: Key, size: int) -> str:
+        """From the hash carried along where there is one, else from the first byte, off the event loop."""
+        position, hasher = self._hashers.pop(key, (0, None))
+        if hasher is not None and position == size:
+            return hasher.hexdigest()
+        if size == 0:
+            return hashlib.sha256().hexdigest()
+        meter = self.meters.setdefault(key, Meter())
+
+        def run() -> str:
+            def progress(count: int) -> None:
+                meter.verified_bytes = count
+                if self._closing:
+                    raise InterruptedError("the controller is shutting down")
+
+            return hash_file(self.store.partial(key), progress).hexdigest()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._hash_threads, run)
+        except BaseException:
+            meter.verified_bytes = 0
+            raise
+
+    # Starting.
+
+    async def recover(self, *, alone: bool) -> None:
+        """Bring disk and rows together after a crash. `alone`: no other controller shares the store."""
+        if alone:
+            await self._context.database.write(rows.drop_claims)
+        for project_id, record in await self._context.database.read(rows.all_contents):
+            if record.state is not upload.State.VERIFIED:
+                await self._recover_one(Key(project_id, record.sha256), record)
+        await self._sweep(0.0 if alone else ORPHAN_SECONDS)
+
+    async def _recover_one(self, key: Key, record: upload.Record) -> None:
+        length = await asyncio.to_thread(self.store.length, key)
+        if length == record.offset and record.state is not upload.State.VERIFYING:
+            return
+        try:
+            async with self.writing(key, "recover") as claim:
+                await self._mend(claim)
+        except Refused as refused:
+            if refused.code not in ("model_busy", "not_found"):  # another controller sees to it
+                raise
+
+    async def _mend(self, claim: Claim) -> None:
+        """Bring the row of a claimed content and its partial together."""
+        key, record = claim.key, claim.record
+        if record.state is upload.State.VERIFIED:
+            return
+        length = await asyncio.to_thread(self.store.length, key)
+        if record.state is upload.State.VERIFYING:
+            gone = length == 0 and record.bytes > 0
+            if gone and await asyncio.to_thread(self.store.has_blob, key.sha256, record.bytes):
+                await self._publish(claim)
+                return
+            record = upload.advance(record, upload.Interrupt())
+        if length > record.offset:
+            await asyncio.to_thread(self.store.truncate, key, record.offset)
+        elif length < record.offset:
+            self._hashers.pop(key, None)
+            record = upload.advance(record, upload.Shorten(length))
+        if record != claim.record:
+            await self._store(claim, record)
+
+    async def _sweep(self, age_seconds: float) -> None:
+        """Remove files without a row that are older than this. The files are listed before the rows are
+        read: a file that has a row by then stays."""
+        now, store = self._context.now(), self.store
+        partials = await asyncio.to_thread(store.partial_keys, now - age_seconds)
+        blobs = await asyncio.to_thread(store.blob_digests, now - age_seconds)
+        incoming = await asyncio.to_thread(store.incoming_names, now - INCOMING_SECONDS)
+        known = {Key(p, r.sha256) for p, r in await self._context.database.read(rows.all_contents)}
+        published = await self._context.database.read(rows.blob_digests)
+        for key in set(partials) - known:
+            await asyncio.to_thread(store.truncate, key, 0)
+        for sha256 in set(blobs) - published:
+            await asyncio.to_thread(store.remove_blob, sha256)
+        for name in incoming:
+            await asyncio.to_thread(store.decline, name)
+        removed = len(set(partials) - known) + len(set(blobs) - published) + len(incoming)
+        if removed:
+            log.info("removed %d files of the content store that nothing refers to", removed)
+
+    async def close(self) -> None:
+        """Interrupt what verifies; it is hashed again when somebody finishes it."""
+        self._closing = True
+        for task in list(self._verifying.values()):
+            task.cancel()
+        await asyncio.gather(*self._verifying.values(), return_exceptions=True)
+        self._hash_threads.shutdown(wait=False, cancel_futures=True)
+
+
+def settle_models(tx: Transaction, project_id: str, digests: Iterable[str]) -> None:
+    """Bring the state of every model of the project that has one of these files in line with its files."""
+    for model in rows.progress(tx.connection, project_id, digests):
+        after = acquisition.advance(model.record, acquisition.event_of_files(model.files))
+        if after != model.record:
+            rows.set_record(tx, model.model_id, model.record, after)
+
+
+def too_many_streams() -> Refused:
+    return Refused(
+        "upload_busy",
+        f"{upload.OCTET_STREAMS_MAX} octet-stream uploads are active already; send this one when one has ended.",
+        retry_after_seconds=1,
+    )
+
+
+def _busy(content: rows.Content | None) -> Refused:
+    if content is None:
+        return Refused("not_found", "The model was removed.")
+    return Refused(
+        "model_busy",
+        "Another writer holds this file; read the model and try again.",
+        retry_after_seconds=1,
+        beside={"offset": content.record.offset},
+    )

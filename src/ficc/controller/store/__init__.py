@@ -1,0 +1,1 @@
+"""What the controller keeps: tables, transactions, and one module of reads and writes per subject."""

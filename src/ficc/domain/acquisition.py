@@ -1,0 +1,134 @@
+"""The acquisition of a model: from registered to ready, by download or by upload.
+
+The worker itself reports `Settle` after its last durable write; only then is an acquisition paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ficc.domain import upload
+from ficc.domain.errors import Reason
+from ficc.domain.lifecycle import next_state
+
+
+class State(StrEnum):
+    REGISTERED = "registered"
+    ACQUIRING = "acquiring"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    VERIFYING = "verifying"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """An operator starts or resumes the download."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The worker's last admitted write is durable, and it writes no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """A client uploaded a piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Every byte of every file is durable; at least one is still being hashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every file is verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """The project's bytes of the model are gone."""
+
+
+Event = Acquire | Pause | Settle | Supply | Verify | Complete | Fail | Evict
+EVENTS: tuple[type, ...] = (Acquire, Pause, Settle, Supply, Verify, Complete, Fail, Evict)
+
+_S = State
+TRANSITIONS: Mapping[tuple[State, type], State] = {
+    (_S.REGISTERED, Acquire): _S.ACQUIRING,
+    (_S.REGISTERED, Supply): _S.REGISTERED,
+    (_S.REGISTERED, Verify): _S.VERIFYING,
+    (_S.REGISTERED, Complete): _S.READY,
+    (_S.REGISTERED, Fail): _S.FAILED,
+    (_S.ACQUIRING, Acquire): _S.ACQUIRING,
+    (_S.ACQUIRING, Pause): _S.PAUSING,
+    (_S.ACQUIRING, Supply): _S.ACQUIRING,
+    (_S.ACQUIRING, Verify): _S.VERIFYING,
+    (_S.ACQUIRING, Complete): _S.READY,
+    (_S.ACQUIRING, Fail): _S.FAILED,
+    (_S.PAUSING, Pause): _S.PAUSING,
+    (_S.PAUSING, Settle): _S.PAUSED,
+    (_S.PAUSING, Supply): _S.PAUSING,
+    (_S.PAUSING, Verify): _S.VERIFYING,  # the last write was the last one there was: nothing to pause
+    (_S.PAUSING, Complete): _S.READY,
+    (_S.PAUSING, Fail): _S.FAILED,
+    (_S.PAUSED, Acquire): _S.ACQUIRING,
+    (_S.PAUSED, Pause): _S.PAUSED,
+    (_S.PAUSED, Supply): _S.PAUSED,
+    (_S.PAUSED, Verify): _S.VERIFYING,
+    (_S.PAUSED, Complete): _S.READY,
+    (_S.PAUSED, Fail): _S.FAILED,
+    (_S.VERIFYING, Acquire): _S.VERIFYING,
+    (_S.VERIFYING, Verify): _S.VERIFYING,
+    (_S.VERIFYING, Complete): _S.READY,
+    (_S.VERIFYING, Fail): _S.FAILED,
+    (_S.VERIFYING, Supply): _S.REGISTERED,
+    (_S.READY, Acquire): _S.READY,
+    (_S.READY, Complete): _S.READY,
+    (_S.READY, Evict): _S.REGISTERED,
+    (_S.FAILED, Acquire): _S.ACQUIRING,
+    (_S.FAILED, Supply): _S.REGISTERED,
+    (_S.FAILED, Verify): _S.VERIFYING,
+    (_S.FAILED, Complete): _S.READY,
+    (_S.FAILED, Fail): _S.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    state: State = State.REGISTERED
+    error: Reason | None = None
+
+
+def advance(record: Record, event: Event) -> Record:
+    """The record after the event. Raises IllegalTransition."""
+    error = event.reason if isinstance(event, Fail) else None
+    return replace(record, state=next_state(TRANSITIONS, record.state, event), error=error)
+
+
+def event_of_files(files: Sequence[upload.Record]) -> Event:
+    """What the files of a model amount to after one of them changed."""
+    states = [file.state for file in files]
+    if all(state is upload.State.VERIFIED for state in states):
+        return Complete()
+    for file in files:
+        if file.state is upload.State.FAILED:
+            return Fail(file.error or Reason("source_mismatch", "A file failed verification."))
+    durable = (upload.State.VERIFYING, upload.State.VERIFIED)
+    if all(state in durable for state in states):
+        return Verify()
+    return Supply()

@@ -1,0 +1,139 @@
+"""A lease: the time-limited authority of an attempt to run.
+
+Time is CLOCK_BOOTTIME in nanoseconds together with the boot id of the machine that reads it, so that
+neither a jump of the wall clock nor a suspended machine stretches a lease. The holder (the executor)
+counts from when the renewal was *sent*, the grantor (the controller) from when its answer was committed,
+with a margin: the holder always lapses first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ficc.domain.lifecycle import next_state
+
+TTL_SECONDS_MIN = 5
+TTL_SECONDS_MAX = 3600
+TTL_SECONDS_DEFAULT = 60
+STOP_BUDGET_SECONDS = 10
+"""How long an executor may take from the lapse of a lease until nothing of the attempt runs."""
+MARGIN_SECONDS = 5
+SECOND = 1_000_000_000  # in nanoseconds
+
+
+class State(StrEnum):
+    HELD = "held"
+    LAPSED = "lapsed"
+    GIVEN_BACK = "given_back"
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """`sent_ns` is the holder's clock when the renewal was asked for (or sent, on one machine)."""
+
+    sequence: int
+    boot_id: str
+    sent_ns: int
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    pass
+
+
+Event = Renew | Lapse | GiveBack
+EVENTS: tuple[type, ...] = (Renew, Lapse, GiveBack)
+
+TRANSITIONS: Mapping[tuple[State, type], State] = {
+    (State.HELD, Renew): State.HELD,
+    (State.HELD, Lapse): State.LAPSED,
+    (State.HELD, GiveBack): State.GIVEN_BACK,
+    (State.LAPSED, GiveBack): State.GIVEN_BACK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    sequence: int
+    boot_id: str
+    deadline_ns: int
+    state: State = State.HELD
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeadline:
+    """The watchdog is to kill the sandbox at this CLOCK_BOOTTIME, nanoseconds."""
+
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopSandbox:
+    pass
+
+
+Effect = SetDeadline | StopSandbox
+
+
+class StaleRenewal(Exception):
+    """A renewal that does not count: not newer than the last one, of another boot, or for a time that no
+    lease lasts. It is ignored, and said so."""
+
+
+def grant(first: Renew) -> Lease:
+    """The lease that comes with admission."""
+    return Lease(first.sequence, first.boot_id, _deadline(first))
+
+
+def advance(lease: Lease, event: Event) -> tuple[Lease, tuple[Effect, ...]]:
+    """The lease after the event, and what the holder has to do about it.
+
+    Raises StaleRenewal, and IllegalTransition: a lapsed lease is never renewed, since its sandbox may
+    already be gone.
+    """
+    after = replace(lease, state=next_state(TRANSITIONS, lease.state, event))
+    match event:
+        case Renew(sequence, boot_id, _, ttl_seconds):
+            if not TTL_SECONDS_MIN <= ttl_seconds <= TTL_SECONDS_MAX:
+                raise StaleRenewal(f"a lease lasts {TTL_SECONDS_MIN} to {TTL_SECONDS_MAX} seconds")
+            if boot_id != lease.boot_id:
+                raise StaleRenewal("the renewal is of another boot")
+            if sequence <= lease.sequence:
+                raise StaleRenewal(f"sequence {sequence} is not above {lease.sequence}")
+            # An answer that was long under way must not shorten what a quicker one granted.
+            deadline = max(lease.deadline_ns, _deadline(event))
+            return replace(after, sequence=sequence, deadline_ns=deadline), (SetDeadline(deadline),)
+        case Lapse():
+            return after, (StopSandbox(),)
+        case GiveBack():
+            return after, ()
+
+
+def lapsed(lease: Lease, now_ns: int) -> bool:
+    return lease.state is State.HELD and now_ns >= lease.deadline_ns
+
+
+def over_for_grantor(committed_at: float, ttl_seconds: int) -> float:
+    """When the grantor may hold the lease to be over, on the clock of `committed_at`, seconds.
+
+    Where the time to live changed meanwhile, the latest of this over all that was granted counts: a renewal
+    may be lost, and then the holder goes by an earlier one.
+    """
+    return committed_at + ttl_seconds + STOP_BUDGET_SECONDS + MARGIN_SECONDS
+
+
+def renewal_interval_seconds(ttl_seconds: int) -> float:
+    """A third of the time to live: two renewals may be lost."""
+    return ttl_seconds / 3
+
+
+def _deadline(renewal: Renew) -> int:
+    return renewal.sent_ns + renewal.ttl_seconds * SECOND

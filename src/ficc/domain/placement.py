@@ -1,0 +1,211 @@
+"""Placement: whether a plan fits a node, in numbers.
+
+Capacity is what the executor offers, reserved is the sum over attempts that are not released, free is what
+the machine measures (other programs use memory too). Available is the least that all three allow.
+Replicas of one submission are checked in order, each against what the earlier ones leave: these are in no
+reservation and in no measurement yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ficc.domain.errors import Reason
+from ficc.domain.estimate import Estimate
+from ficc.domain.plan import COUNTED, Limits, Plan, Runtime
+
+TIGHT_FRACTION = 0.9
+"""Above this share of what is available a placement fits, with a warning."""
+
+ENDPOINT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What an executor says of itself. `unenforceable` maps a limit's name to why this machine cannot
+    enforce it."""
+
+    boot_id: str
+    capacity: Limits
+    free: Limits
+    runtimes: tuple[Runtime, ...]
+    unenforceable: Mapping[str, str] = field(default_factory=dict)
+    endpoint_version: int | None = None
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Snapshot:
+        return cls(
+            boot_id=document["boot_id"],
+            capacity=Limits.from_json(document["capacity"]),
+            free=Limits.from_json(document["free"]),
+            runtimes=tuple(
+                Runtime(**{name: entry[name] for name in Runtime.__dataclass_fields__})
+                for entry in document["runtimes"]
+            ),
+            unenforceable=dict(document.get("unenforceable", {})),
+            endpoint_version=document.get("endpoint_version"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    id: str
+    name: str
+    connected: bool
+    snapshot: Snapshot | None
+    reserved: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one replica fares: `fits` exactly when `problems` is empty."""
+
+    available: Limits | None
+    problems: tuple[Reason, ...]
+    warnings: tuple[Reason, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+
+NOTHING = Limits(0, 0, 0, 0, 0, 0)
+
+
+def total(limits: Iterable[Limits]) -> Limits:
+    """The sum of reservations; devices are united."""
+    result = NOTHING
+    for entry in limits:
+        result = replace(
+            result,
+            **{name: getattr(result, name) + getattr(entry, name) for name in COUNTED},
+            gpu_devices=tuple(sorted({*result.gpu_devices, *entry.gpu_devices})),
+        )
+    return result
+
+
+def available(snapshot: Snapshot, reserved: Limits) -> Limits:
+    """Capacity less reservations, and no more than is measured free; never below zero."""
+    counted = {
+        name: max(
+            0,
+            min(
+                getattr(snapshot.capacity, name) - getattr(reserved, name),
+                getattr(snapshot.free, name),
+            ),
+        )
+        for name in COUNTED
+    }
+    devices = tuple(
+        d
+        for d in snapshot.capacity.gpu_devices
+        if d in snapshot.free.gpu_devices and d not in reserved.gpu_devices
+    )
+    return Limits(**counted, gpu_devices=devices)
+
+
+def _less(room: Limits, taken: Limits) -> Limits:
+    """What is left of the room when what fitted into it is taken."""
+    counted = {name: getattr(room, name) - getattr(taken, name) for name in COUNTED}
+    return Limits(**counted, gpu_devices=tuple(d for d in room.gpu_devices if d not in taken.gpu_devices))
+
+
+def place(plans: Sequence[tuple[Plan, Estimate]], nodes: Mapping[str, Node]) -> list[Verdict]:
+    """A verdict for each plan, in order."""
+    verdicts: list[Verdict] = []
+    held: dict[str, list[Limits]] = {}
+    for plan, estimate in plans:
+        earlier = held.setdefault(plan.node_id, [])
+        verdict = _verdict(plan, estimate, nodes.get(plan.node_id), earlier)
+        verdicts.append(verdict)
+        if verdict.fits:  # one that does not fit takes nothing from the others
+            earlier.append(plan.limits)
+    return verdicts
+
+
+def _verdict(plan: Plan, estimate: Estimate, node: Node | None, earlier: Sequence[Limits]) -> Verdict:
+    if node is None:
+        reason = Reason("node_unknown", "No such node in this project; list them with `ficc node list`.")
+        return Verdict(None, (reason,), ())
+    snapshot = node.snapshot
+    if not node.connected or snapshot is None:
+        reason = Reason(
+            "node_disconnected", f"{node.name} is not connected; start its executor or node agent."
+        )
+        return Verdict(None, (reason,), ())
+    room = _less(available(snapshot, node.reserved), total(earlier))
+    problems = [
+        *_runtime_problems(plan, node.name, snapshot),
+        *_enforcement_problems(plan.limits, node.name, snapshot),
+        *_room_problems(plan.limits, room, node.name, snapshot),
+    ]
+    if estimate.total_bytes > plan.limits.memory_bytes:
+        problems.append(
+            Reason(
+                "memory_limit_too_small",
+                f"The model needs {size(estimate.total_bytes)} ({estimate.basis}), the placement allows "
+                f"{size(plan.limits.memory_bytes)}; raise limits.memory_bytes or choose a smaller file.",
+            )
+        )
+    warnings: list[Reason] = []
+    if not problems and plan.limits.memory_bytes > TIGHT_FRACTION * room.memory_bytes:
+        spare = room.memory_bytes - plan.limits.memory_bytes
+        warnings.append(Reason("tight", f"Tight on {node.name}: {size(spare)} spare; may fail under load."))
+    return Verdict(room, tuple(problems), tuple(warnings))
+
+
+def _runtime_problems(plan: Plan, name: str, snapshot: Snapshot) -> Iterable[Reason]:
+    if plan.endpoint is not None and snapshot.endpoint_version != ENDPOINT_VERSION:
+        yield Reason(
+            "endpoint_unsupported",
+            f"The executor of {name} has no endpoint version {ENDPOINT_VERSION}: it runs jobs, but no "
+            "inference. Upgrade it.",
+        )
+    if plan.runtime in snapshot.runtimes:
+        return
+    same_image = [r for r in snapshot.runtimes if r.image_digest == plan.runtime.image_digest]
+    if same_image:
+        yield Reason(
+            "runtime_changed",
+            f"{name} has this image under another provider or package digest; the provider was upgraded. "
+            "Use the runtime that `ficc runtime list` shows.",
+        )
+    else:
+        yield Reason(
+            "runtime_unknown",
+            f"{name} has no image {plan.runtime.image_digest}; build or import it there first.",
+        )
+
+
+def _enforcement_problems(limits: Limits, name: str, snapshot: Snapshot) -> Iterable[Reason]:
+    for limit, why in snapshot.unenforceable.items():
+        if limit != "gpu_devices" or limits.gpu_devices:
+            yield Reason("limit_not_enforceable", f"{name} cannot enforce {limit}: {why}")
+
+
+def _room_problems(limits: Limits, room: Limits, name: str, snapshot: Snapshot) -> Iterable[Reason]:
+    for counted in COUNTED:
+        wanted, there = getattr(limits, counted), getattr(room, counted)
+        if wanted > there:
+            shown = size if counted.endswith("_bytes") else str
+            yield Reason(
+                "does_not_fit",
+                f"Does not fit on {name}: {counted} {shown(wanted)} wanted, {shown(there)} available.",
+            )
+    for device in limits.gpu_devices:
+        if device not in snapshot.capacity.gpu_devices:
+            yield Reason("gpu_missing", f"{name} has no GPU {device}.")
+        elif device not in room.gpu_devices:
+            yield Reason("does_not_fit", f"GPU {device} of {name} is taken.")
+
+
+def size(count: int) -> str:
+    """A number of bytes for people: powers of 1000, one decimal from kB on."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if round(amount, 1) < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

@@ -1,0 +1,268 @@
+"""A service: what an operator asks to keep running, and what its replicas amount to.
+
+`desired` is changed only by operators. `generation` rises once per start and once per replacement; it
+fences everything that belongs to an earlier one. `revision` rises when the specification, the desired
+state or the state changes, so that an operator's mutation names what it saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ficc.domain.attempt import Outcome
+from ficc.domain.errors import Reason, Refused
+from ficc.domain.lifecycle import next_state
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DEGRADED = "degraded"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Desired(StrEnum):
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+# Operators' events.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Start the next generation under another specification."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+# What the replicas amount to.
+
+
+@dataclass(frozen=True, slots=True)
+class AllReady:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SomeReady:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class NoneReady:
+    """None answers yet, but at least one may come to."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoneLeft:
+    """Every replica ended, and none will be tried again."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No admitted request is open, or the last deadline passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllEnded:
+    """Every attempt has an outcome."""
+
+
+Event = Start | Replace | Drain | Stop | AllReady | SomeReady | NoneReady | NoneLeft | Idle | AllEnded
+EVENTS: tuple[type, ...] = (
+    Start, Replace, Drain, Stop, AllReady, SomeReady, NoneReady, NoneLeft, Idle, AllEnded,
+)  # fmt: skip
+OPERATORS: tuple[type, ...] = (Start, Replace, Drain, Stop)
+
+_S = State
+TRANSITIONS: Mapping[tuple[State, type], State] = {
+    **{
+        (state, event): after
+        for state in (_S.STARTING, _S.READY, _S.DEGRADED)
+        for event, after in (
+            (AllReady, _S.READY),
+            (SomeReady, _S.DEGRADED),
+            (NoneReady, _S.STARTING),
+            (NoneLeft, _S.FAILED),
+            (Drain, _S.DRAINING),
+            (Stop, _S.STOPPING),
+        )
+    },
+    (_S.DRAINING, Drain): _S.DRAINING,
+    (_S.DRAINING, Idle): _S.STOPPING,
+    (_S.DRAINING, Stop): _S.STOPPING,
+    (_S.DRAINING, AllEnded): _S.STOPPED,
+    (_S.STOPPING, Stop): _S.STOPPING,
+    (_S.STOPPING, AllEnded): _S.STOPPED,
+    (_S.STOPPED, Start): _S.STARTING,
+    (_S.STOPPED, Replace): _S.STARTING,
+    (_S.STOPPED, Stop): _S.STOPPED,
+    (_S.FAILED, Start): _S.STARTING,
+    (_S.FAILED, Replace): _S.STARTING,
+    (_S.FAILED, Stop): _S.STOPPED,
+}
+
+ROUTABLE = frozenset({_S.READY, _S.DEGRADED})
+ENDED = frozenset({_S.STOPPED, _S.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    state: State = State.STOPPED
+    desired: Desired = Desired.STOPPED
+    generation: int = 0
+    revision: int = 0
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReplicas:
+    """Create one attempt per placement, of this generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopReplicas:
+    pass
+
+
+Effect = PlanReplicas | StopReplicas
+
+
+def advance(record: Record, event: Event) -> tuple[Record, tuple[Effect, ...]]:
+    """The record after the event, and what has to be done about it. An event that changes nothing
+    leaves the revision as it is. Raises IllegalTransition."""
+    after = replace(record, state=next_state(TRANSITIONS, record.state, event))
+    effects: tuple[Effect, ...] = ()
+    match event:
+        case Start() | Replace():
+            generation = record.generation + 1
+            after = replace(after, desired=Desired.RUNNING, generation=generation, reason=None)
+            effects = (PlanReplicas(generation),)
+        case Drain():
+            after = replace(after, desired=Desired.STOPPED)
+        case Stop():
+            after = replace(after, desired=Desired.STOPPED)
+            effects = (StopReplicas(),) if after.state is State.STOPPING else ()
+        case Idle():
+            effects = (StopReplicas(),)
+        case NoneLeft(reason):
+            after = replace(after, reason=reason)
+        case AllReady():
+            after = replace(after, reason=None)
+        case SomeReady() | NoneReady() | AllEnded():
+            pass
+    if after != record:
+        after = replace(after, revision=record.revision + 1)
+    return after, effects
+
+
+INTERRUPTIONS = frozenset(
+    {
+        "executor_shutdown",
+        "executor_restarted",
+        "lease_lapsed",
+        "start_not_confirmed",
+        # These three end an attempt `unknown` if its start was intended, and then it is not tried again.
+        "lease_over",
+        "node_rebooted",
+        "attempt_unknown",
+    }
+)
+"""Reasons of ends that say nothing about the engine: the machine, its processes or its connection went
+away. A replica that ended so is tried again, in the same generation, once its attempt is released."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica as its current attempt has it."""
+
+    attempt_id: str
+    live: bool
+    ready: bool
+    released: bool = False
+    outcome: Outcome | None = None
+    reason: Reason | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        return (
+            self.outcome in (Outcome.FAILED, Outcome.CANCELLED)
+            and self.reason is not None
+            and self.reason.code in INTERRUPTIONS
+        )
+
+
+def observe(record: Record, replicas: Sequence[Replica], *, idle: bool) -> Event | None:
+    """What the replicas amount to, as an event that the state admits, or None when there is nothing
+    to tell."""
+    if record.state in ENDED:
+        return None
+    if record.state in (State.DRAINING, State.STOPPING):
+        if not any(replica.live for replica in replicas):
+            return AllEnded()
+        return Idle() if record.state is State.DRAINING and idle else None
+    ready = sum(replica.ready for replica in replicas)
+    if ready:
+        return AllReady() if ready == len(replicas) else SomeReady()
+    if any(replica.live or replica.interrupted for replica in replicas):
+        return NoneReady()
+    ended = [replica.reason for replica in replicas if replica.reason]
+    return NoneLeft(ended[0] if ended else Reason("no_replicas", "The service has no replica."))
+
+
+def check_start(record: Record, replicas: Sequence[Replica], *, acknowledge_unknown: bool) -> None:
+    """Whether a start or a replacement may go ahead.
+
+    Raises Refused `service_not_stopped`, `inference_unknown_outcome` or `attempt_not_released`.
+    """
+    if record.state not in ENDED:
+        raise Refused(
+            "service_not_stopped",
+            f"The service is {record.state}; drain or stop it first, then read its new revision.",
+        )
+    unknown = [r.attempt_id for r in replicas if r.outcome is Outcome.UNKNOWN]
+    if unknown and not acknowledge_unknown:
+        raise Refused(
+            "inference_unknown_outcome",
+            "Nobody can know what the last requests of these attempts did: "
+            + ", ".join(unknown)
+            + ". Send acknowledge_unknown: true to start new attempts; nothing is replayed.",
+            details={"attempts": unknown},
+        )
+    held = [r.attempt_id for r in replicas if not r.released]
+    if held:
+        raise Refused(
+            "attempt_not_released",
+            "Earlier attempts still hold their reservations: "
+            + ", ".join(held)
+            + ". Each is released when its node confirms that nothing of it is left.",
+            retry_after_seconds=1,
+            details={"attempts": held},
+        )
+
+
+def refuse_action(record: Record, action: str) -> Refused:
+    return Refused("action_not_allowed", f"A service that is {record.state} cannot {action}; read it again.")

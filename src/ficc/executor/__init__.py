@@ -1,0 +1,1 @@
+"""The only owner of engine processes, limits and sockets on a machine."""

@@ -1,0 +1,77 @@
+"""Whether this executor takes an attempt: decided before anything is reserved, from the plan and what is held.
+
+A plan comes from a controller with fewer rights than the executor. Its form was checked when it was read
+(`Plan.check`); here it is measured against this executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ficc.domain import ids, placement
+from ficc.domain.errors import Refused, invalid
+from ficc.domain.plan import COUNTED, Fence, Limits, Plan
+from ficc.executor.providers.contract import Provider
+
+LEAST: Mapping[str, int] = {
+    "cpu_millis": 10,  # the kernel's shortest quota: 1 ms of a period of 100 ms
+    "memory_bytes": 16 << 20,
+    "processes": 4,  # bubblewrap takes two besides the payload
+    "storage_bytes": 64 << 10,  # to a tmpfs, 0 means that nothing is bounded
+    "storage_inodes": 16,
+}
+GENERATION_MAX = 2**63 - 1
+
+
+def check_fence(fence: Fence) -> Fence:
+    """The attempt's id names directories and files, so it must be an id. Raises Refused."""
+    if not ids.is_id(fence.attempt_id) or not 0 <= fence.generation <= GENERATION_MAX:
+        raise invalid("A fence is an attempt's id, its generation and the digest of its plan.", "fence")
+    return fence
+
+
+def check(fence: Fence, plan: Plan, executor_id: str, provider: Provider) -> None:
+    """Refuse what is not for this executor, or what it could not run as it is written. Raises Refused."""
+    if plan.digest != fence.plan_digest:
+        raise Refused("fenced", f"The plan hashes to {plan.digest}, not to the digest of its fence.")
+    if plan.node_id != executor_id:
+        raise Refused("fenced", f"The plan is for node {plan.node_id}; this is {executor_id}.")
+    runtime = plan.runtime
+    if (runtime.provider, runtime.package_digest, runtime.isolation, runtime.network) != (
+        provider.name,
+        provider.package_digest,
+        provider.isolation,
+        "none",
+    ):
+        raise Refused(
+            "runtime_unknown", "The plan's provider is not the one of this executor, or another build of it."
+        )
+    for name, least in LEAST.items():
+        if getattr(plan.limits, name) < least:
+            raise invalid(f"{name} is at least {least} here.", f"plan.limits.{name}")
+    if plan.outputs:
+        raise invalid("This executor keeps no outputs; leave them out.", "plan.outputs")
+    endpoint = plan.endpoint
+    if endpoint is not None and endpoint.transport not in provider.transports:
+        raise invalid(
+            f"{provider.name} reaches an endpoint by {' or '.join(provider.transports)}, "
+            f"not by {endpoint.transport}.",
+            "plan.endpoint.transport",
+        )
+
+
+def check_room(
+    wanted: Limits, capacity: Limits, held: Iterable[Limits], unenforceable: Mapping[str, str]
+) -> None:
+    """Refuse limits that cannot be enforced here, or that do not fit beside what is held. Raises Refused."""
+    for name, why in unenforceable.items():
+        if name != "gpu_devices" or wanted.gpu_devices:
+            raise Refused("limits_unenforceable", f"{name} cannot be enforced here: {why}", name)
+    taken = placement.total(held)
+    for name in COUNTED:
+        room = getattr(capacity, name) - getattr(taken, name)
+        if getattr(wanted, name) > room:
+            raise Refused("does_not_fit", f"{name}: {getattr(wanted, name)} wanted, {room} free.", name)
+    for device in wanted.gpu_devices:
+        if device not in capacity.gpu_devices or device in taken.gpu_devices:
+            raise Refused("does_not_fit", f"GPU {device} is missing or taken.", "gpu_devices")

@@ -1,0 +1,1 @@
+"""Providers: how an executor makes a sandbox."""

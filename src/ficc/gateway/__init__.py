@@ -1,0 +1,1 @@
+"""The OpenAI-compatible side: admission, relay, cancellation. Plain ASGI, no framework per chunk."""

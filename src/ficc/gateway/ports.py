@@ -1,0 +1,79 @@
+"""What the gateway needs of the rest, as protocols: routes, links, authority."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ficc.domain.access import Actor
+from ficc.domain.errors import Refused
+from ficc.domain.plan import Fence
+from ficc.domain.service import State
+from ficc.protocol.executor_wire import Data
+
+
+class Stream(Protocol):
+    """One invocation's answer, pulled."""
+
+    async def read(self) -> Data:
+        """The next piece. Raises Refused for an answer that will not be completed."""
+
+    def abort(self, why: Refused) -> None:
+        """End it from this side; the waiting read raises `why`."""
+
+    def close(self) -> None:
+        """Give it up; idempotent."""
+
+
+class Link(Protocol):
+    """The way to one node's executor."""
+
+    async def open_stream(self, fence: Fence, path: str, body: bytes, deadline_seconds: float) -> Stream:
+        """Raises Refused: with `peer_lost` it is not known whether the engine saw the request, with any
+        other code it is certain that it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A ready replica."""
+
+    attempt_id: str
+    node_id: str
+    fence: Fence
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A service as the gateway sees it."""
+
+    service_id: str
+    project_id: str
+    alias: str
+    model_name: str
+    capabilities: frozenset[str]
+    state: State
+    generation: int
+    deadline_seconds: int
+    created_at: float
+    replicas: tuple[Replica, ...]
+
+
+class Routes(Protocol):
+    def get(self, service_id: str) -> Route | None: ...
+
+    def by_alias(self, project_id: str, alias: str) -> Route | None: ...
+
+    def of_project(self, project_id: str) -> Sequence[Route]: ...
+
+    def link(self, node_id: str) -> Link | None:
+        """The node's link, or None while it is not connected."""
+
+
+class Authority(Protocol):
+    def authenticate(self, secret: str) -> Actor:
+        """The caller of a bearer credential. Raises Refused `unauthenticated`."""
+
+    def recheck(self, actor: Actor) -> Actor:
+        """The caller as it is now. Raises Refused once its credential is gone."""

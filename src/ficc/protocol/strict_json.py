@@ -1,0 +1,264 @@
+"""JSON as RFC 8259 has it and as every reader understands it: no duplicate members, no NaN, no lone
+surrogates, no number that some reader would change, bounded depth and number of values.
+
+The bounds are checked on the text first, at the speed of the regular expression engine and in time that is
+linear in the text whatever it holds, so that a hostile body costs little to refuse. Where the fault stands is
+looked up only once there is one. `members` also tells where each top-level member's value stands, so that
+one can be replaced without touching the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from json.scanner import c_make_scanner  # type: ignore[attr-defined]
+from math import isinf
+from typing import Any
+
+DEPTH_MAX = 64
+VALUES_MAX = 262_144
+INTEGER_DIGITS_MAX = 20
+"""Digits of an integer: every 64-bit value fits, with or without a sign; nothing that needs big integers."""
+_SHOWN_CHARACTERS = 64
+"""How much of a client's own text a refusal repeats."""
+
+# Possessive throughout, and an unfinished string goes to the end: nothing is ever matched twice.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
+_STRINGS = re.compile(_STRING, re.DOTALL)
+_BRACKETS = re.compile(rb"(?:[^\"\[\]{}]++|" + _STRING + rb")*+([\[\]{}])", re.DOTALL)
+_LONG_RUN = b"0" * (INTEGER_DIGITS_MAX + 1)
+_TO_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_INTEGER = rb"(?<![0-9.eE+-])-?[0-9]{%d,}+(?![.eE])" % len(_LONG_RUN)
+_LONG_INTEGERS = re.compile(_LONG_INTEGER)
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class NotJson(Exception):
+    """Why a text is refused; `place` names the member or position."""
+
+    def __init__(self, message: str, place: str | None = None) -> None:
+        super().__init__(message if place is None else f"{message} ({place})")
+        self.place = place
+
+
+def parse(data: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES_MAX) -> Any:
+    """The value. Raises NotJson."""
+    text = _checked(data, depth_max, values_max)
+    try:
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error, text) from None
+    _refuse_lone_surrogates(data, value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A top-level member: its value, and where the value stands in the text."""
+
+    value: Any
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A top-level object: its text and members."""
+
+    text: str
+    members: dict[str, Member]
+
+    def get(self, name: str) -> Any:
+        member = self.members.get(name)
+        return None if member is None else member.value
+
+    def with_member(self, name: str, value: Any) -> str:
+        """The text with one member's value replaced, or the member put first; all else as it was."""
+        new = json.dumps(value, ensure_ascii=False)
+        member = self.members.get(name)
+        if member is not None:
+            return self.text[: member.start] + new + self.text[member.end :]
+        at = self.text.index("{") + 1
+        comma = ", " if self.members else ""
+        return f"{self.text[:at]}{json.dumps(name)}: {new}{comma}{self.text[at:]}"
+
+
+def members(data: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES_MAX) -> Object:
+    """The members of a text that is one object. Raises NotJson."""
+    text = _checked(data, depth_max, values_max)
+    try:
+        found = _scan_object(text)
+    except StopIteration as stop:
+        raise NotJson("a value is missing", f"character {stop.value}") from None
+    except (ValueError, IndexError, RecursionError) as error:
+        raise _not_json(error, text) from None
+    _refuse_lone_surrogates(data, {name: member.value for name, member in found.items()})
+    return Object(text, found)
+
+
+def _scan_object(text: str) -> dict[str, Member]:
+    at = _skip(text, 0)
+    if text[at : at + 1] != "{":
+        raise NotJson("the body is not a JSON object")
+    found: dict[str, Member] = {}
+    at = _skip(text, at + 1)
+    if text[at] != "}":
+        while True:
+            if text[at] != '"':
+                raise NotJson("a member's name is missing", f"character {at}")
+            name, at = scanstring(text, at + 1, True)
+            at = _skip(text, at)
+            if text[at] != ":":
+                raise NotJson("a colon is missing", f"character {at}")
+            start = _skip(text, at + 1)
+            value, end = _scan(text, start)
+            if name in found:
+                raise _duplicate(name)
+            found[name] = Member(value, start, end)
+            at = _skip(text, end)
+            if text[at] == "}":
+                break
+            if text[at] != ",":
+                raise NotJson("a comma is missing", f"character {at}")
+            at = _skip(text, at + 1)
+    if _skip(text, at + 1) != len(text):
+        raise NotJson("something stands after the value", f"character {at + 1}")
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+# Bounds, on the text.
+
+
+def _checked(data: bytes, depth_max: int, values_max: int) -> str:
+    """The text, once its bounds are known to hold."""
+    # A value has at most one string and a name. Quotes that are escaped are not counted, or not all.
+    if data.count(b'"') - data.count(b'\\"') > 4 * values_max:
+        raise NotJson(f"more than {values_max} values")
+    bare = _STRINGS.sub(b"", data)
+    values = 1 + bare.count(b",") + bare.count(b"[") + bare.count(b"{")
+    if values > values_max:
+        raise NotJson(f"more than {values_max} values")
+    if _deeper_than(bare, depth_max):
+        raise NotJson(f"nested deeper than {depth_max}", _too_deep_at(data, depth_max))
+    if _LONG_RUN in bare.translate(_TO_ZEROS) and _LONG_INTEGERS.search(bare):
+        raise NotJson(f"an integer has more than {INTEGER_DIGITS_MAX} digits", _first(_LONG_INTEGER, data))
+    if b"NaN" in bare or b"Infinity" in bare:
+        raise NotJson("NaN and Infinity are no JSON values", _first(rb"NaN|Infinity", data))
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotJson("the text is not UTF-8", f"byte {error.start}") from None
+
+
+_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def _deeper_than(bare: bytes, depth_max: int) -> bool:
+    """Whether brackets nest deeper: each round removes the innermost level. Brackets that do not pair are
+    the parser's to refuse."""
+    brackets = bare.translate(_TO_SQUARE, _NO_BRACKETS)
+    if brackets.count(b"[") != brackets.count(b"]"):
+        return False
+    for _ in range(depth_max):
+        inner = brackets.replace(b"[]", b"")
+        if len(inner) == len(brackets):
+            return False
+        brackets = inner
+    return bool(brackets)
+
+
+def _too_deep_at(data: bytes, depth_max: int) -> str | None:
+    depth = 0
+    for bracket in _BRACKETS.finditer(data):
+        depth += 1 if bracket[1] in b"[{" else -1
+        if depth > depth_max:
+            return f"byte {bracket.start(1)}"
+    return None
+
+
+def _first(fault: bytes, data: bytes) -> str:
+    """Where the first such thing stands outside strings."""
+    before = re.match(rb"(?:" + _STRING + rb"|(?!" + fault + rb')[^"])*+', data, re.DOTALL)
+    return f"byte {before.end() if before else 0}"
+
+
+# Faults that only the parser sees.
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _duplicate(name)
+            seen.add(name)
+    return result
+
+
+def _duplicate(name: str) -> NotJson:
+    return NotJson("a member stands twice", _shown(name))
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if isinf(value):
+        raise NotJson("a number is too large", _shown(text))
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_float=_float)
+_scan = c_make_scanner(_DECODER)
+
+
+def _refuse_lone_surrogates(data: bytes, value: Any) -> None:
+    """Two escapes make one character; half a pair is none, and most readers break on it."""
+    if not _ESCAPED_SURROGATE.search(data):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise NotJson("a string holds half a surrogate pair", _surrogate_at(value)) from None
+
+
+def _surrogate_at(value: Any) -> str | None:
+    """The way to a string with half a pair, such as messages[0].content."""
+    todo: list[tuple[str, Any]] = [("", value)]
+    while todo:
+        way, here = todo.pop()
+        if isinstance(here, str) and _SURROGATE.search(here):
+            return _shown(way) or None
+        if isinstance(here, dict):
+            for name, member in here.items():
+                below = f"{way}.{name}" if way else name
+                if _SURROGATE.search(name):
+                    return _shown(below)
+                todo.append((below, member))
+        elif isinstance(here, list):
+            todo += [(f"{way}[{index}]", member) for index, member in enumerate(here)]
+    return None
+
+
+def _shown(text: str) -> str:
+    """A client's own text as a refusal repeats it: short, and writable as UTF-8."""
+    return text[:_SHOWN_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+
+
+def _not_json(error: Exception, text: str) -> NotJson:
+    if isinstance(error, json.JSONDecodeError):
+        return NotJson(error.msg.lower(), f"character {error.pos}")
+    if isinstance(error, IndexError):
+        return NotJson("the text ends too early", f"character {len(text)}")
+    if isinstance(error, RecursionError):
+        return NotJson("the text nests too deep")
+    return NotJson(str(error))

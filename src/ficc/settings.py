@@ -1,0 +1,229 @@
+"""Settings of an installation: defaults, then `ficc.toml` in the state directory, then `FICC_*` variables,
+then flags.
+
+A variable is named after section and setting: `gateway.queue_max` is `FICC_GATEWAY_QUEUE_MAX`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from ficc.domain import lease
+
+CONFIGURATION_FILE = "ficc.toml"
+CONTROLLER_UID = 1_879_049_999
+"""The account that the controller drops to when it is started by root: one below the payloads' accounts."""
+
+Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Server(Section):
+    listen: str = "127.0.0.1:8421"
+    """HOST:PORT, [HOST]:PORT for IPv6, or unix:/path/to/socket behind a proxy."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate and its chain; anything but loopback needs TLS."""
+    tls_key: Path | None = None
+    """PEM file with the certificate's key."""
+    public_origin: AnyHttpUrl | None = None
+    """What browsers and clients see, where a proxy stands in front."""
+    allowed_origins: tuple[str, ...] = ()
+    """Other origins whose pages may call the inference routes (CORS)."""
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        parse_listen(value)
+        return value
+
+
+class Database(Section):
+    url: str | None = None
+    """SQLAlchemy URL; by default SQLite in the state directory. PostgreSQL: postgresql+psycopg://…"""
+
+
+class Content(Section):
+    directory: Path | None = None
+    """Where blobs and partials are kept; by default `content` in the state directory."""
+    reserve_bytes: Bytes = 256 << 20
+    """Disk space that uploads never take."""
+    share_across_projects: bool = False
+    """Let a project have what another verified already, without supplying the bytes. For installations of one
+    owner: knowing a digest then gives the content."""
+
+
+class Uploads(Section):
+    body_idle_seconds: Seconds = 30.0
+    """An upload whose bytes stop coming for so long is ended; what is durable stays."""
+    verify_wait_seconds: Seconds = 20.0
+    """How long a finishing upload waits for the hash before it answers `verifying`."""
+
+
+class Gateway(Section):
+    queue_max: Annotated[int, Field(ge=0, le=100_000)] = 64
+    """Requests that wait for a slot, per service."""
+    queue_seconds: Seconds = 30.0
+    """How long a request waits for a slot before it is refused."""
+    body_bytes_max: Annotated[int, Field(ge=1024, le=64 << 20)] = 16 << 20
+    """Of one inference request."""
+    body_bytes_total_max: Bytes = 256 << 20
+    """Bodies held at once over all requests."""
+    json_values_max: Annotated[int, Field(ge=16, le=10_000_000)] = 262_144
+    """Values in one inference body."""
+    json_depth_max: Annotated[int, Field(ge=4, le=512)] = 64
+    """How deep an inference body nests."""
+
+
+class Leases(Section):
+    ttl_seconds: Annotated[int, Field(ge=lease.TTL_SECONDS_MIN, le=lease.TTL_SECONDS_MAX)] = (
+        lease.TTL_SECONDS_DEFAULT
+    )
+    """How long an engine runs on when nothing of its controller is heard; renewed at a third of it."""
+
+
+class Lifecycle(Section):
+    prepare_seconds: Seconds = 120.0
+    """From submission until the engine's process runs, without the time that inputs take to arrive."""
+    ready_seconds: Seconds = 600.0
+    """From the engine's start until it answers."""
+    stop_grace_seconds: Annotated[float, Field(ge=0, le=60)] = 5.0
+    """Between SIGTERM and the end of the whole sandbox."""
+
+
+class Executor(Section):
+    socket: Path | None = None
+    """The unix socket; by default `run/executor.sock` in the state directory."""
+    directory: Path | None = None
+    """Ledger, images and logs; by default `executor` in the state directory."""
+    provider: str = "bubblewrap"
+    """Which installed provider makes the sandboxes."""
+    uid_base: Annotated[int, Field(ge=1000, le=4_000_000_000)] = CONTROLLER_UID + 1
+    """The first host account of payloads, where root runs the executor; one more for each slot."""
+    reserve_memory_bytes: Bytes = 512 << 20
+    """Memory of the machine that is never given to attempts."""
+
+
+class Log(Section):
+    format: Literal["console", "json"] = "console"
+    """For people, or one JSON object a line."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least grave that is said."""
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        use_attribute_docstrings=True,
+        env_prefix="FICC_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        extra="forbid",
+        frozen=True,
+    )
+
+    state_directory: Path = Field(default_factory=lambda: default_state_directory())
+    """Where everything is kept; /var/lib/ficc for root, else ~/.local/state/ficc."""
+    server: Server = Server()
+    database: Database = Database()
+    content: Content = Content()
+    uploads: Uploads = Uploads()
+    gateway: Gateway = Gateway()
+    leases: Leases = Leases()
+    lifecycle: Lifecycle = Lifecycle()
+    executor: Executor = Executor()
+    log: Log = Log()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        given = init_settings().get("state_directory") or os.environ.get("FICC_STATE_DIRECTORY")
+        directory = Path(given) if given else default_state_directory()
+        toml = TomlConfigSettingsSource(settings_cls, directory / CONFIGURATION_FILE)
+        return init_settings, env_settings, toml
+
+    # Where things are.
+
+    @property
+    def controller_directory(self) -> Path:
+        return self.state_directory / "controller"
+
+    @property
+    def run_directory(self) -> Path:
+        return self.state_directory / "run"
+
+    @property
+    def content_directory(self) -> Path:
+        return self.content.directory or self.state_directory / "content"
+
+    @property
+    def executor_directory(self) -> Path:
+        return self.executor.directory or self.state_directory / "executor"
+
+    @property
+    def executor_socket(self) -> Path:
+        return self.executor.socket or self.run_directory / "executor.sock"
+
+    @property
+    def images_directory(self) -> Path:
+        return self.executor_directory / "images"
+
+    @property
+    def owner_token_file(self) -> Path:
+        """The owner's token for the command line on this machine, mode 0600."""
+        return self.controller_directory / "owner-token"
+
+    @property
+    def address_file(self) -> Path:
+        """Where a running controller says how it is reached."""
+        return self.controller_directory / "address.json"
+
+    @property
+    def database_url(self) -> str:
+        return self.database.url or f"sqlite:///{self.controller_directory / 'ficc.sqlite'}"
+
+    @property
+    def controller_uid(self) -> int:
+        """The account of the controller: its own when root starts it, else the one that starts it."""
+        return CONTROLLER_UID if os.geteuid() == 0 else os.geteuid()
+
+
+def default_state_directory() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/ficc")
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "ficc"
+
+
+def load(state_directory: Path | None = None, **flags: Any) -> Settings:
+    """The settings in force. Raises pydantic's ValidationError naming what is wrong."""
+    given: dict[str, Any] = {} if state_directory is None else {"state_directory": state_directory.absolute()}
+    return Settings(**given, **flags)
+
+
+def parse_listen(value: str) -> tuple[str, int] | Path:
+    """HOST:PORT or unix:/path. Raises ValueError."""
+    if value.startswith("unix:/"):
+        return Path(value.removeprefix("unix:"))
+    host, separator, port = value.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535 or not host:
+        raise ValueError("listen is HOST:PORT, [IPv6]:PORT or unix:/path")
+    return host.strip("[]"), int(port)

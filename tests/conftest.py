@@ -1,0 +1,59 @@
+"""Fixtures that many tests share, and how strict a run in CI is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from support.installation import Installation, llama_images
+from support.model import smollm2
+
+settings.register_profile(
+    "here", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("here")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need root are skipped without it; everything else runs."""
+    if os.geteuid() != 0:
+        for item in items:
+            if item.get_closest_marker("root"):
+                item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """In CI a skipped test is a failure: what it needs was to be installed."""
+    report = yield
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def model_file() -> Path:
+    """SmolLM2-135M-Instruct, GGUF."""
+    return smollm2()
+
+
+@pytest.fixture(scope="session")
+def images() -> Path:
+    """A directory of imported images that holds the real engine's."""
+    return llama_images()
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[Installation]:
+    """A running installation for the tests of one module."""
+    made = Installation(tmp_path_factory.mktemp("ficc"), images=images)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()

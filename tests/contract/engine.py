@@ -1,0 +1,125 @@
+"""An engine of the OpenAI shapes that does what a request asks of it. Runs in a sandbox on Python alone.
+
+    engine.py SOCKET
+
+`do` in a request's body says what to do, `key` under what to count it: {"do": "report"} tells what was seen of every
+key. Each request with a key is also said on standard output, so that the attempt's log has it after the engine ended.
+"""
+
+import json
+import os
+import select
+import socket
+import sys
+import threading
+
+STREAM = "text/event-stream"
+memory = {}
+
+
+def head(connection, kind, length=None):
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    connection.sendall(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{framing}\r\n\r\n".encode())
+
+
+def answer(connection, document):
+    body = json.dumps(document).encode()
+    head(connection, "application/json", len(body))
+    connection.sendall(body)
+
+
+def event(connection, data):
+    event = f"data: {data}\n\n".encode()
+    connection.sendall(b"%x\r\n%s\r\n" % (len(event), event))
+
+
+def piece(request, text, finish=None):
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return json.dumps({"object": "chat.completion.chunk", "model": request["model"], "choices": [choice]})
+
+
+class Actions:
+    """One method for each value of `do`."""
+
+    def speak(self, connection, request, seen):
+        if "input" in request:
+            data = [{"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}]
+            answer(connection, {"object": "list", "model": request["model"], "data": data})
+        elif request.get("stream"):
+            head(connection, STREAM)
+            event(connection, piece(request, "hello"))
+            event(connection, piece(request, " there", "stop"))
+            event(connection, "[DONE]")
+            connection.sendall(b"0\r\n\r\n")
+        else:
+            message = {"role": "assistant", "content": "hello there"}
+            choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+            answer(connection, {"object": "chat.completion", "model": request["model"], "choices": choices})
+
+    def hang(self, connection, request, seen):
+        """Say nothing (or, streaming, one event) until the other side closes."""
+        if request.get("stream"):
+            head(connection, STREAM)
+            event(connection, piece(request, "hello"))
+        poller = select.poll()
+        poller.register(connection, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+        poller.poll()
+
+    def pour(self, connection, request, seen):
+        """Events without end; how many bytes they had is counted."""
+        head(connection, STREAM)
+        text = "x" * 4096
+        while True:
+            event(connection, piece(request, text))
+            seen["poured"] = seen.get("poured", 0) + len(text)
+
+    def report(self, connection, request, seen):
+        with open("/proc/net/dev") as lines:
+            interfaces = [line.split(":")[0].strip() for line in lines if ":" in line]
+        call = json.loads(os.environ.get("ADAPTER_CALL", "null"))
+        answer(connection, {"seen": memory, "interfaces": interfaces, "call": call})
+
+
+def read_request(connection):
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = connection.recv(65536)
+        if not more:
+            return None
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    (length,) = (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line[:15] == b"Content-Length:")
+    while len(body) < length:
+        body += connection.recv(65536)
+    return json.loads(body)
+
+
+def serve(connection):
+    with connection:
+        request = read_request(connection)
+        if request is None:
+            return
+        key, seen = request.get("key"), {}
+        if key is not None:
+            seen = memory.setdefault(key, {"times": 0, "closed": 0})
+            seen["times"] += 1
+            print(f"request {key}", flush=True)
+        try:
+            getattr(Actions(), request.get("do", "speak"))(connection, request, seen)
+        except OSError:
+            pass  # the other side closed
+        finally:
+            seen["closed"] = seen.get("closed", 0) + 1
+
+
+def main():
+    threading.stack_size(256 << 10)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    listener.listen(64)
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+main()

@@ -1,0 +1,143 @@
+"""The compatible routes, with the real llama.cpp and a real small model in a real sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from contract.scripted import ScriptedInstallation
+from support.http import Answer, Http, http_of
+from support.installation import Installation
+
+pytestmark = pytest.mark.timeout(240)
+
+CHAT = {"messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def service(installation: Installation, model_file: Path) -> dict[str, Any]:
+    """SmolLM2, for chat and for embeddings."""
+    model = installation.add_model(model_file, "smollm2", ["chat", "embeddings"])
+    made = http_of(installation)("POST", "/inference", installation.specification("assistant", model["id"]))
+    found = installation.settled(made.ok(202)["id"], "ready", "failed")
+    assert found["state"] == "ready", found["reason"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def http(installation: Installation, service: dict[str, Any]) -> Http:
+    """Somebody with a token of the service."""
+    token = http_of(installation)("POST", f"/inference/{service['id']}/tokens", {"lifetime": 3600}).ok(201)
+    return Http(installation.origin, token["token"])
+
+
+@pytest.fixture(scope="module")
+def client(installation: Installation, service: dict[str, Any], http: Http) -> OpenAI:
+    return OpenAI(base_url=f"{installation.origin}{service['endpoint']}", api_key=http.token, max_retries=0)
+
+
+@pytest.fixture
+def path(service: dict[str, Any]) -> str:
+    return f"/inference/{service['id']}/v1"
+
+
+def events(answer: Answer) -> list[str]:
+    assert answer.status == 200
+    blocks = answer.body.decode().strip().split("\n\n")
+    assert all(block.startswith("data: ") for block in blocks)
+    return [block.removeprefix("data: ") for block in blocks]
+
+
+@pytest.mark.contract("C-S7")
+def test_the_selected_model_is_the_one_model(http: Http, path: str, client: OpenAI) -> None:
+    (only,) = http("GET", f"{path}/models").ok()["data"]
+    assert (only["id"], only["object"]) == ("assistant", "model")
+    assert [model.id for model in client.models.list()] == ["assistant"]
+
+
+@pytest.mark.contract("C-S8")
+def test_chat_answers_in_json(http: Http, path: str, client: OpenAI) -> None:
+    answer = http("POST", f"{path}/chat/completions", CHAT)
+    document = answer.ok()
+    assert answer.headers["content-type"].startswith("application/json")
+    assert (document["object"], document["model"]) == ("chat.completion", "assistant")
+    message = document["choices"][0]["message"]
+    assert message["role"] == "assistant"
+    assert message["content"]
+    same = client.chat.completions.create(model="assistant", **CHAT)  # type: ignore[call-overload]
+    assert same.choices[0].message.content == message["content"]
+    assert same.usage.completion_tokens == document["usage"]["completion_tokens"] <= CHAT["max_tokens"]
+
+
+@pytest.mark.contract("C-S9")
+def test_chat_streams_events(http: Http, path: str, client: OpenAI) -> None:
+    answer = http("POST", f"{path}/chat/completions", {**CHAT, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *chunks, last = events(answer)
+    assert last == "[DONE]"
+    parsed = [json.loads(chunk) for chunk in chunks]
+    assert {chunk["object"] for chunk in parsed} == {"chat.completion.chunk"}
+    choices = [choice for chunk in parsed for choice in chunk["choices"]]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    stream = client.chat.completions.create(model="assistant", stream=True, **CHAT)  # type: ignore[call-overload]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == text
+
+
+@pytest.mark.contract("C-S8", "C-S9")
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_engine_refuses_is_a_plain_error(http: Http, path: str, stream: bool) -> None:
+    answer = http("POST", f"{path}/chat/completions", {"messages": "none", "stream": stream})
+    assert (answer.status, answer.code) == (400, "invalid_body")
+
+
+@pytest.mark.contract("C-S10")
+def test_embeddings_answer_in_json(http: Http, path: str, client: OpenAI) -> None:
+    texts = ["the cat sat", "a dog ran"]
+    document = http("POST", f"{path}/embeddings", {"input": texts}).ok()
+    assert (document["object"], document["model"]) == ("list", "assistant")
+    assert [entry["index"] for entry in document["data"]] == [0, 1]
+    assert {len(entry["embedding"]) for entry in document["data"]} == {576}
+    same = client.embeddings.create(model="assistant", input=texts, encoding_format="float")
+    assert [len(entry.embedding) for entry in same.data] == [576, 576]
+
+
+@pytest.fixture(scope="module", params=["chat", "embeddings"])
+def limited(scripted: ScriptedInstallation, request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """A service whose model has one capability only."""
+    model_id = scripted.model(f"only {request.param}", [request.param])["id"]
+    service = scripted.service(f"only-{request.param}", model_id=model_id)
+    assert service["capabilities"] == [request.param]
+    yield service["id"], request.param
+    scripted.remove(service["id"])
+
+
+@pytest.mark.contract("C-S10")
+def test_a_capability_that_the_model_lacks_is_refused(
+    scripted: ScriptedInstallation, limited: tuple[str, str]
+) -> None:
+    service_id, capability = limited
+    routes: dict[str, tuple[str, dict[str, Any]]] = {
+        "chat": ("chat/completions", CHAT),
+        "embeddings": ("embeddings", {"input": "Hi"}),
+    }
+    for name, (route, body) in routes.items():
+        answer = scripted.http("POST", f"/inference/{service_id}/v1/{route}", {**body, "key": name})
+        if name == capability:
+            assert answer.status == 200
+        else:
+            assert (answer.status, answer.code) == (400, "capability_unavailable")
+    assert scripted.times(service_id, capability) == 1
+    assert scripted.times(service_id, ({*routes} - {capability}).pop()) == 0
+
+
+@pytest.mark.contract("C-D6", "C-D5")
+def test_the_built_in_engine_is_llama_cpp(installation: Installation, service: dict[str, Any]) -> None:
+    assert service["spec"]["engine"] == "llama_cpp"
+    log = http_of(installation)("GET", f"/inference/{service['id']}/logs").ok()["text"]
+    assert "llama" in log
