@@ -15,7 +15,7 @@ demo: $(VENV)/.ready-demo ## a real model behind an OpenAI-compatible endpoint, 
 test: $(VENV)/.ready-check ## lint, types, import contracts, and every test that CI runs
 	@scripts/system-packages test
 	$(MAKE) --no-print-directory check
-	$(RUN_TESTS) --ignore=tests/browser $(PYTEST)
+	$(RUN_TESTS) --ignore=tests/browser -n 2 --dist loadfile $(PYTEST)
 
 browser: $(VENV)/.ready-check ## the console in a real browser
 	@scripts/system-packages browser

@@ -279,7 +279,7 @@ async def test_an_attempt_id_that_is_none(session: Session, attempt_id: str) -> 
         {"ttl_seconds": 3601},
         {"sent_ns": clock.now_ns() + 10**15},
     ],
-    ids=str,
+    ids=["boot", "too short", "too long", "sent later"],
 )
 async def test_a_lease_that_is_not_granted(session: Session, lease: dict[str, Any]) -> None:
     """And then nothing is reserved: the same attempt may be admitted with a right one."""

@@ -278,7 +278,7 @@ def test_it_answers_as_the_adapter_expects(start: Callable[..., Engine]) -> None
 
     status, answer = engine.post("/v1/chat/completions", chat())
     assert (status, answer["model"], answer["object"]) == (200, "assistant", "chat.completion")
-    assert answer["usage"]["completion_tokens"] == 16
+    assert 0 < answer["usage"]["completion_tokens"] <= 16
     assert answer["choices"][0]["message"]["content"]
 
     connection, stream = engine.open("/v1/chat/completions", chat(stream=True))
