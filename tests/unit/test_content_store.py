@@ -60,7 +60,7 @@ def test_a_digest_is_no_path_before_it_is_checked(store: ContentStore, sha256: s
     assert everything(store) == set()
 
 
-@pytest.mark.parametrize("project", ["", "..", "a/b", PROJECT + "/.."])
+@pytest.mark.parametrize("project", ["", "..", "a/b", PROJECT + "/.."], ids=["none", "up", "two", "through"])
 def test_a_project_is_no_path_before_it_is_checked(store: ContentStore, project: str) -> None:
     with pytest.raises(ValueError, match="project"):
         store.write(Key(project, SHA256), 0, b"x")
