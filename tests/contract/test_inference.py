@@ -353,5 +353,5 @@ def test_what_is_optional_reaches_the_engines_adapter(scripted: ScriptedInstalla
 def test_a_request_ends_at_its_deadline(scripted: ScriptedInstallation, make: Make) -> None:
     service_id = make("late", deadline_seconds=1)["id"]
     answer = scripted.chat(service_id, do="hang", key="late")
-    assert (answer.status, answer.code) == (504, "deadline_exceeded")
+    assert (answer.status, answer.code) == (504, "deadline_exceeded"), answer.body
     scripted.until(lambda: scripted.seen(service_id, "late")["closed"], "the engine's connection is closed")

@@ -105,7 +105,8 @@ def service_row(
 ) -> services.Service:
     record = service.Record(state=state, desired=service.Desired.RUNNING, generation=generation, revision=1)
     now = time.time()
-    row = services.Service(new_id(), project_id, alias, model_id, record, {"alias": alias}, None, now, now)
+    spec = {"alias": alias, "deadline_seconds": 60}
+    row = services.Service(new_id(), project_id, alias, model_id, record, spec, None, now, now)
     services.add(tx, row)
     return row
 

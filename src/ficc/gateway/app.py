@@ -109,19 +109,23 @@ class GatewayApp:
     ) -> None:
         actor.require("inference:invoke")
         if service_id is None:
+            await self._routes.settle()
             found = [
                 route
                 for route in self._routes.of_project(actor.project_id)
                 if actor.service_id in (None, route.service_id)
             ]
         else:
-            found = [self._visible(actor, self._routes.get(service_id), service_id)]
+            found = [await self._visible(actor, service_id)]
         body = openai.model_list([(route.alias, route.created_at) for route in found])
         await _answer(send, 200, body, cors)
 
-    def _visible(self, actor: Actor, route: Route | None, named: str) -> Route:
+    async def _visible(self, actor: Actor, service_id: str) -> Route:
+        if self._routes.get(service_id) is None:
+            await self._routes.settle()
+        route = self._routes.get(service_id)
         if route is None or route.project_id != actor.project_id:
-            raise Refused("not_found", f"There is no service {named[:64]} in this project.")
+            raise Refused("not_found", f"There is no service {service_id[:64]} in this project.")
         if actor.service_id not in (None, route.service_id):
             raise Refused("denied", "This credential is for another service.", "inference:invoke")
         return route
@@ -139,13 +143,13 @@ class GatewayApp:
     ) -> None:
         declared = self._check_head(headers)
         if service_id is not None:
-            self._visible(actor, self._routes.get(service_id), service_id)
+            await self._visible(actor, service_id)
         body = await self._body(receive, declared)
         if body is None:
             return  # the client left while it was sending
         try:
             if service_id is None:
-                service_id = self._by_model(actor, body)
+                service_id = await self._by_model(actor, body)
             exchange = _Exchange(scope, receive, send)
             await exchange.run(self._gateway, service_id, path, body, actor, cors)
         finally:
@@ -193,8 +197,10 @@ class GatewayApp:
         finally:
             self._bodies.give_back(held - len(body) if kept else held)
 
-    def _by_model(self, actor: Actor, body: bytes) -> str:
+    async def _by_model(self, actor: Actor, body: bytes) -> str:
         alias = openai.peek_model(body, **self._json_bounds)
+        if self._routes.by_alias(actor.project_id, alias) is None:
+            await self._routes.settle()
         route = self._routes.by_alias(actor.project_id, alias)
         if route is None or actor.service_id not in (None, route.service_id):
             raise Refused("model_not_found", f"This project serves no model {alias[:64]!r}.", "model")

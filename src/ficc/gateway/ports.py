@@ -70,6 +70,10 @@ class Routes(Protocol):
     def link(self, node_id: str) -> Link | None:
         """The node's link, or None while it is not connected."""
 
+    async def settle(self) -> None:
+        """Wait, for a bounded time, until what this process committed before is in the table: whoever was
+        told that a service is ready must not be refused for what the table said before."""
+
 
 class Authority(Protocol):
     def authenticate(self, secret: str) -> Actor:

@@ -19,7 +19,7 @@ from functools import partial
 from ficc.domain import admission
 from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
-from ficc.domain.service import ENDED, State
+from ficc.domain.service import ENDED, ROUTABLE, State
 from ficc.gateway.ports import Authority, Replica, Route, Routes, Stream
 from ficc.gateway.slots import Slots
 from ficc.protocol import http_api, openai, sse
@@ -166,8 +166,9 @@ class Gateway:
             raise
 
     async def _begin(self, invocation: Invocation, path: str, body: bytes) -> tuple[int, Chunks]:
+        if self._routes.get(invocation.service_id) is None:
+            await self._routes.settle()
         route = self._admitted(invocation)
-        invocation.generation = route.generation
         capability = openai.CAPABILITY.get(path)
         if capability is None:
             raise Refused("not_found", f"There is no route {path[:64]} for a service.")
@@ -184,7 +185,11 @@ class Gateway:
                 f"This URL serves {route.alias!r}; send that as model, or nothing.",
                 "model",
             )
+        if route.state not in ROUTABLE:
+            await self._routes.settle()
+            route = self._admitted(invocation)
         admission.check_state(route.state)
+        invocation.generation = route.generation
         loop = asyncio.get_running_loop()
         deadline = loop.time() + route.deadline_seconds
         late = Refused(

@@ -20,6 +20,9 @@ from ficc.gateway.ports import Link, Replica, Route
 REFRESH_SECONDS = 2.0
 """How often everything is read again, for what other controllers changed."""
 
+SETTLE_SECONDS = 2.0
+"""How long a request that would be refused waits for the table; reading it takes milliseconds."""
+
 log = logging.getLogger("ficc.controller")
 
 
@@ -34,6 +37,8 @@ class RouteTable:
         self._aliases: dict[tuple[str, str], str] = {}
         self._stale: set[str] = set()
         self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
         context.database.on_commit(self._committed)
 
     # The gateway's port.
@@ -57,7 +62,13 @@ class RouteTable:
         for subject, subject_id in changes:
             if subject == "service" and subject_id:
                 self._stale.add(subject_id)
+                self._settled.clear()
                 self._wake.set()
+
+    async def settle(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._settled.wait()
 
     async def refresh(self, only: set[str] | None = None) -> None:
         """Read services again: all of them, or those named."""
@@ -82,6 +93,8 @@ class RouteTable:
             stale, self._stale = self._stale, set()
             try:
                 await self.refresh(stale or None)
+                if not self._stale:
+                    self._settled.set()
             except Refused as refused:
                 log.warning("the routes were not refreshed: %s", refused)
                 self._stale |= stale

@@ -31,6 +31,7 @@ PR_SET_NO_NEW_PRIVS = 38
 STAGE = "/run"  # every machine has it, and bubblewrap needs nothing of it
 STAGE_OPTIONS = "size=4m,mode=0755"
 
+_RT_SIGACTION = 13 if os.uname().machine == "x86_64" else 134  # the table that newer architectures share
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -65,8 +66,7 @@ def main() -> None:
     _check(_LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "set the parent-death signal")
     if os.getppid() != spec["parent"]:
         raise OSError("the executor is gone")
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would be inherited
-        signal.signal(number, signal.SIG_DFL)
+    _default_signals()
     os.execve(spec["argv"][0], spec["argv"], {})  # noqa: S606  # no shell is the point
 
 
@@ -76,6 +76,17 @@ def _close_all_but(kept: set[int]) -> None:
         if int(name) not in kept:
             with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
                 os.close(int(name))
+
+
+def _default_signals() -> None:
+    """What is ignored stays ignored over an exec: SIGPIPE and SIGXFSZ of Python, and whatever the executor's
+    parents ignored. glibc's posix_spawn leaves its own two signals ignored (make starts everything so), and
+    its sigaction refuses to say anything of them, hence the system call."""
+    action = (ctypes.c_ulong * 4)()  # SIG_DFL, no flags, no restorer, an empty mask
+    for number in range(1, signal.NSIG):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            result = _LIBC.syscall(_RT_SIGACTION, number, action, None, ctypes.c_size_t(8))
+            _check(result, f"reset signal {number}")
 
 
 def _map_own_account(uid: int, gid: int) -> None:
