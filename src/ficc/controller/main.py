@@ -22,7 +22,7 @@ from ficc import logs
 from ficc.controller import account
 from ficc.controller.bootstrap import Controller
 from ficc.controller.edge import EdgeLimits, edge_protocol
-from ficc.process import raise_open_files
+from ficc.process import freeze_garbage_collector, raise_open_files
 from ficc.settings import Settings, load, parse_listen
 
 BACKLOG = 4096
@@ -81,6 +81,7 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
+    freeze_garbage_collector()
     sock.listen(BACKLOG)  # whoever reads the address is not refused
     origin = _origin(settings, sock)
     _write_private(settings.address_file, json.dumps({"origin": origin, "pid": os.getpid()}))

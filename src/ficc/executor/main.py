@@ -36,7 +36,7 @@ from ficc.executor.providers.contract import API_VERSION, GROUP, Configuration, 
 from ficc.executor.server import Server
 from ficc.executor.settings import ExecutorSettings
 from ficc.images.store import ImageStore
-from ficc.process import raise_open_files
+from ficc.process import freeze_garbage_collector, raise_open_files
 from ficc.settings import load
 
 ENDPOINT_VERSION = 1
@@ -254,6 +254,7 @@ async def serve(settings: ExecutorSettings) -> None:
     executor = Executor(settings, ledger, load_provider(settings), tree, watchdog)
     try:
         await executor.attempts.recover()
+        freeze_garbage_collector()
         listener = await executor.server.listen(str(settings.socket))
         log.info("executor %s listens on %s", ledger.executor_id, settings.socket)
         await _until_it_ends(ending, executor, faults)
