@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, IPvAnyNetwork, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -71,6 +71,37 @@ class Uploads(Section):
     """An upload whose bytes stop coming for so long is ended; what is durable stays."""
     verify_wait_seconds: Seconds = 20.0
     """How long a finishing upload waits for the hash before it answers `verifying`."""
+
+
+class Acquisition(Section):
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that sources and their redirects may have, each with everything below it; empty: any public
+    host."""
+    allowed_networks: tuple[IPvAnyNetwork, ...] = ()
+    """Networks that may be dialled although they are not public, on any port (a mirror inside the house)."""
+    ca_file: Path | None = None
+    """PEM file of further certificate authorities that sources may be signed by."""
+    stall_seconds: Seconds = 30.0
+    """A source that sends nothing for so long is left, and asked again."""
+    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Tries without any progress before a file fails; every durable byte begins the count anew."""
+    range_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
+    """How much of a file one request asks for."""
+    files_max: Annotated[int, Field(ge=1, le=64)] = 4
+    """Files that are fetched at once in the installation."""
+    files_per_host_max: Annotated[int, Field(ge=1, le=64)] = 4
+    """Files that are fetched at once from one host."""
+    bytes_per_second_max: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
+    """Of all downloads together; 0: no limit."""
+    project_quota_bytes: Bytes = 0
+    """What the models of one project may declare altogether; 0: no limit."""
+
+
+class Hub(Section):
+    endpoint: AnyHttpUrl = AnyHttpUrl("https://huggingface.co")
+    """The hub that previews ask."""
+    token_file: Path | None = None
+    """A file with the token that the hub knows this installation by; it is sent to the hub's own host only."""
 
 
 class Gateway(Section):
@@ -140,6 +171,8 @@ class Settings(BaseSettings):
     database: Database = Database()
     content: Content = Content()
     uploads: Uploads = Uploads()
+    acquisition: Acquisition = Acquisition()
+    hub: Hub = Hub()
     gateway: Gateway = Gateway()
     leases: Leases = Leases()
     lifecycle: Lifecycle = Lifecycle()
