@@ -6,16 +6,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test browser check unit lock bench docs clean
+.PHONY: demo test slow nightly browser check unit lock bench docs clean
 
 demo: $(VENV)/.ready-demo ## a real model behind an OpenAI-compatible endpoint, until Ctrl-C
 	@scripts/system-packages demo
 	@$(BIN)/python scripts/demo.py $(if $(ONESHOT),--oneshot) $(if $(MODEL),--model '$(MODEL)')
 
-test: $(VENV)/.ready-check ## lint, types, import contracts, and every test that CI runs
+test: $(VENV)/.ready-check ## lint, types, import contracts, and the tests, in at most 10 minutes on two cores
 	@scripts/system-packages test
 	$(MAKE) --no-print-directory check
-	$(RUN_TESTS) --ignore=tests/browser -n 2 --dist loadfile $(PYTEST)
+	$(RUN_TESTS) --ignore=tests/browser -m "not slow" -n 2 --dist loadfile $(PYTEST)
+
+slow: $(VENV)/.ready-check ## the tests that take minutes each
+	@scripts/system-packages test
+	$(RUN_TESTS) --ignore=tests/browser -m slow -n 2 --dist loadfile $(PYTEST)
+
+nightly: slow browser ## and ten minutes of fuzzing the header reader
+	$(BIN)/pip install --quiet atheris==3.0.0
+	$(BIN)/python tests/fuzz/gguf.py .cache/fuzz-gguf -max_total_time=600
 
 browser: $(VENV)/.ready-check ## the console in a real browser
 	@scripts/system-packages browser
@@ -31,7 +39,7 @@ unit: $(VENV)/.ready-check ## the quick tests alone
 	$(RUN_TESTS) tests/unit tests/docs $(PYTEST)
 
 bench: $(VENV)/.ready-check ## what the relay costs, side by side with a direct connection
-	@scripts/system-packages demo
+	@scripts/system-packages bench
 	$(BIN)/python -m bench $(BENCH)
 
 docs: $(VENV)/.ready-check ## pages that are made from the code

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench import content, listing, relay
+from bench import acquire, content, listing, relay
 from bench.setup import Bench
 
 ALL: dict[str, Callable[[Bench], Awaitable[None]]] = {
@@ -21,6 +21,7 @@ ALL: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "slow": relay.slow_readers,
     "cancel": relay.cancellations,
     "upload": content.uploads,
+    "acquire": acquire.acquisitions,
     "list": listing.lists,
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import typer.main
 
 from ficc.cli.main import app
+from ficc.domain.reasons import REASONS
 from ficc.protocol.http_api import CODES
 from ficc.settings import Section, Settings
 
@@ -72,15 +73,45 @@ def errors_page() -> str:
         f"| `{code}` | {facts.status} | `{facts.type}` | {facts.summary} |"
         for code, facts in sorted(CODES.items())
     ]
+    lines += [
+        "",
+        "## Reasons",
+        "",
+        "Why something is as it is: the `reason` of a replica, the `error` of a file, the `problems` and `warnings`"
+        " of a preview. A reason's code is one of these or one of the above.",
+        "",
+        "| code | meaning |",
+        "|---|---|",
+    ]
+    lines += [f"| `{code}` | {summary} |" for code, summary in sorted(REASONS.items())]
     return "\n".join(lines) + "\n"
+
+
+VARIABLES = {
+    "FICC_STATE_DIRECTORY": "Where everything is kept, and so which controller a command talks to: the one that runs"
+    " there, with its owner's token. As `--state-directory`.",
+    "FICC_URL": "Another controller: `http(s)://HOST:PORT` or `unix:/path`.",
+    "FICC_TOKEN_FILE": "The file with the token to use. A token never comes by a flag, which others could see.",
+    "FICC_TOKEN": "The token itself, where a file will not do.",
+    "FICC_DEBUG": "Any value: as `--debug`.",
+    "FICC_SECTION_NAME": "Any [setting](settings.md), for the processes that a command starts.",
+    "NO_COLOR": "Any value: no colours.",
+}
 
 
 def command_page() -> str:
     lines = [
         "# Command line",
         "",
-        "Exit status: 0 done, 1 the operation failed, 2 wrong usage, 130 interrupted.",
+        "Exit status: 0 done, 1 the operation failed, 2 wrong usage, 128 + N ended by signal N (130: Ctrl-C).",
+        "",
+        "`--state-directory`, `--quiet` and `--debug` may also stand behind a command. Without `--debug` no failure"
+        " shows a traceback.",
+        "",
+        "| variable | meaning |",
+        "|---|---|",
     ]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
 
     def describe(command: Any, words: str, parent: Any) -> None:
         name = words.rsplit(" ", 1)[-1]

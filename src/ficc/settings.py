@@ -6,11 +6,22 @@ A variable is named after section and setting: `gateway.queue_max` is `FICC_GATE
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, IPvAnyNetwork, field_validator
+from pydantic import (
+    AnyHttpUrl,
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    SecretStr,
+    field_serializer,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -18,13 +29,28 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from ficc.domain import lease
+from ficc.content.store import RESERVE_BYTES
+from ficc.domain import admission, lease, plan
+from ficc.domain.canonical import INTEGER_MAX
+from ficc.protocol import strict_json
 
 CONFIGURATION_FILE = "ficc.toml"
-CONTROLLER_UID = 1_879_049_999
-"""The account that the controller drops to when it is started by root: one below the payloads' accounts."""
 
-Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
+WORKLOAD_UID_BASE = 1_879_050_000
+"""Host accounts of payloads count up from here: above what distributions, containers and systemd use
+(systemd.io, "Users, Groups, UIDs and GIDs on systemd Systems")."""
+CONTROLLER_UID = WORKLOAD_UID_BASE - 1
+"""The account that the controller drops to when it is started by root."""
+RESERVE_MEMORY_BYTES = 512 << 20
+PROVIDER = "bubblewrap"
+
+HEADER_SECONDS = 10.0
+BODY_IDLE_SECONDS = 30.0
+WRITE_STALL_SECONDS = 300.0  # a laptop may sleep for a minute in the middle of an answer
+
+_PASSWORD = re.compile(r"(//[^:/]*):.*@")  # it may hold any character that its writer forgot to escape
+
+Bytes = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
@@ -43,6 +69,20 @@ class Server(Section):
     """What browsers and clients see, where a proxy stands in front."""
     allowed_origins: tuple[str, ...] = ()
     """Other origins whose pages may call the inference routes (CORS)."""
+    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Connections that are open at once; a request on one more is refused with `connections_full`."""
+    header_seconds: Seconds = HEADER_SECONDS
+    """From the first byte of a request's headers to their last; on a fresh connection from the connecting."""
+    body_idle_seconds: Seconds = BODY_IDLE_SECONDS
+    """A request whose body stops coming for so long is ended; what an upload made durable stays."""
+    write_stall_seconds: Seconds = WRITE_STALL_SECONDS
+    """A client that takes nothing of its answer for so long is cut off, and its request ended."""
+
+    @property
+    def only_local(self) -> bool:
+        """Whether only this machine can connect."""
+        listen = parse_listen(self.listen)
+        return isinstance(listen, Path) or _is_loopback(listen[0])
 
     @field_validator("listen")
     @classmethod
@@ -52,23 +92,27 @@ class Server(Section):
 
 
 class Database(Section):
-    url: str | None = None
+    url: SecretStr | None = None
     """SQLAlchemy URL; by default SQLite in the state directory. PostgreSQL: postgresql+psycopg://…"""
+
+    @field_serializer("url", when_used="json-unless-none")
+    def _shown(self, url: SecretStr) -> str:
+        return without_secrets(url.get_secret_value())
 
 
 class Content(Section):
     directory: Path | None = None
     """Where blobs and partials are kept; by default `content` in the state directory."""
-    reserve_bytes: Bytes = 256 << 20
+    reserve_bytes: Bytes = RESERVE_BYTES
     """Disk space that uploads never take."""
     share_across_projects: bool = False
     """Let a project have what another verified already, without supplying the bytes. For installations of one
     owner: knowing a digest then gives the content."""
+    sweep_seconds: Seconds = 900.0
+    """How often files that a crash left behind are looked for and removed."""
 
 
 class Uploads(Section):
-    body_idle_seconds: Seconds = 30.0
-    """An upload whose bytes stop coming for so long is ended; what is durable stays."""
     verify_wait_seconds: Seconds = 20.0
     """How long a finishing upload waits for the hash before it answers `verifying`."""
 
@@ -91,7 +135,7 @@ class Acquisition(Section):
     """Files that are fetched at once in the installation."""
     files_per_host_max: Annotated[int, Field(ge=1, le=64)] = 4
     """Files that are fetched at once from one host."""
-    bytes_per_second_max: Annotated[int, Field(ge=0, le=2**53 - 1)] = 0
+    bytes_per_second_max: Annotated[int, Field(ge=0, le=INTEGER_MAX)] = 0
     """Of all downloads together; 0: no limit."""
     project_quota_bytes: Bytes = 0
     """What the models of one project may declare altogether; 0: no limit."""
@@ -105,17 +149,20 @@ class Hub(Section):
 
 
 class Gateway(Section):
-    queue_max: Annotated[int, Field(ge=0, le=100_000)] = 64
+    queue_max: Annotated[int, Field(ge=0, le=100_000)] = admission.QUEUE_MAX
     """Requests that wait for a slot, per service."""
-    queue_seconds: Seconds = 30.0
+    queue_seconds: Seconds = admission.QUEUE_SECONDS
     """How long a request waits for a slot before it is refused."""
-    body_bytes_max: Annotated[int, Field(ge=1024, le=64 << 20)] = 16 << 20
-    """Of one inference request."""
-    body_bytes_total_max: Bytes = 256 << 20
+    body_bytes_max: Annotated[int, Field(ge=1024, le=plan.BODY_BYTES_MAX)] = plan.BODY_BYTES_MAX
+    """Of one inference request; an engine's endpoint contract admits no more than the default."""
+    body_bytes_total_max: Bytes = admission.BODY_BYTES_TOTAL_MAX
     """Bodies held at once over all requests."""
-    json_values_max: Annotated[int, Field(ge=16, le=10_000_000)] = 262_144
+    keep_alive_seconds: Seconds = admission.KEEP_ALIVE_SECONDS
+    """A stream's client that hears nothing for so long is sent a comment, so that nothing between gives the
+    connection up."""
+    json_values_max: Annotated[int, Field(ge=16, le=10_000_000)] = strict_json.VALUES_MAX
     """Values in one inference body."""
-    json_depth_max: Annotated[int, Field(ge=4, le=512)] = 64
+    json_depth_max: Annotated[int, Field(ge=4, le=512)] = strict_json.DEPTH_MAX
     """How deep an inference body nests."""
 
 
@@ -128,7 +175,8 @@ class Leases(Section):
 
 class Lifecycle(Section):
     prepare_seconds: Seconds = 120.0
-    """From submission until the engine's process runs, without the time that inputs take to arrive."""
+    """From when the attempt is sent to its node until the engine's process runs, and a second more for every
+    20 MiB of the model: a file that the node has not read before is hashed there first."""
     ready_seconds: Seconds = 600.0
     """From the engine's start until it answers."""
     stop_grace_seconds: Annotated[float, Field(ge=0, le=60)] = 5.0
@@ -140,11 +188,12 @@ class Executor(Section):
     """The unix socket; by default `run/executor.sock` in the state directory."""
     directory: Path | None = None
     """Ledger, images and logs; by default `executor` in the state directory."""
-    provider: str = "bubblewrap"
+    provider: str = PROVIDER
     """Which installed provider makes the sandboxes."""
-    uid_base: Annotated[int, Field(ge=1000, le=4_000_000_000)] = CONTROLLER_UID + 1
-    """The first host account of payloads, where root runs the executor; one more for each slot."""
-    reserve_memory_bytes: Bytes = 512 << 20
+    uid_base: Annotated[int, Field(ge=1000, le=4_000_000_000)] = WORKLOAD_UID_BASE
+    """The first host account of payloads, where root runs the executor; each attempt that holds its reservation
+    has one of its own, counted up from here."""
+    reserve_memory_bytes: Bytes = RESERVE_MEMORY_BYTES
     """Memory of the machine that is never given to attempts."""
 
 
@@ -220,6 +269,11 @@ class Settings(BaseSettings):
         return self.executor_directory / "images"
 
     @property
+    def build_directory(self) -> Path:
+        """Where images are built, one build at a time."""
+        return self.state_directory / "build"
+
+    @property
     def owner_token_file(self) -> Path:
         """The owner's token for the command line on this machine, mode 0600."""
         return self.controller_directory / "owner-token"
@@ -231,7 +285,9 @@ class Settings(BaseSettings):
 
     @property
     def database_url(self) -> str:
-        return self.database.url or f"sqlite:///{self.controller_directory / 'ficc.sqlite'}"
+        if self.database.url is not None:
+            return self.database.url.get_secret_value()
+        return f"sqlite:///{self.controller_directory / 'ficc.sqlite'}"
 
     @property
     def controller_uid(self) -> int:
@@ -250,6 +306,19 @@ def load(state_directory: Path | None = None, **flags: Any) -> Settings:
     """The settings in force. Raises pydantic's ValidationError naming what is wrong."""
     given: dict[str, Any] = {} if state_directory is None else {"state_directory": state_directory.absolute()}
     return Settings(**given, **flags)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def without_secrets(url: str) -> str:
+    """The URL as it may be shown: without its password, and without its query, which may hold another."""
+    shown, _, query = _PASSWORD.sub(r"\1:***@", url).partition("?")
+    return f"{shown}?***" if query else shown
 
 
 def parse_listen(value: str) -> tuple[str, int] | Path:

@@ -35,6 +35,16 @@ test("what is unfinished is no event", () => {
   assert.deepEqual(parser.push(new TextEncoder().encode("data: a\n\ndata: b\n")), ["a"]);
 });
 
+test("names are quoted where a shell needs it", () => {
+  const cases = [
+    ["smollm2-135m.q4_1", "smollm2-135m.q4_1"],
+    ["a model", "'a model'"],
+    ["it's; $HOME", `'it'"'"'s; $HOME'`],
+    ["", "''"],
+  ];
+  for (const [name, pasted] of cases) assert.equal(format.pasteable(name), pasted);
+});
+
 test("sizes are decimal, as the command line has them", () => {
   const cases = [
     [0, "0 B"],
@@ -137,20 +147,20 @@ test("how an answer stands", () => {
     error: null,
     ...more,
   });
-  const some = { tokens: 212, firstAt: 1400, lastAt: 6953 };
+  const some = { tokens: 91, firstAt: 2200, lastAt: 8200 };
   const cases = [
     [turn("waiting"), "Waiting for the first token … 3 s"],
     [turn("answering", { tokens: 1, firstAt: 1400, lastAt: 1400 }), "1 token · first token 0.4 s"],
     [turn("stopping", some), "Stopping …"],
-    [turn("stopped", some), "Stopped by you · 212 tokens · 38 tok/s · first token 0.4 s"],
+    [turn("stopped", some), "Stopped by you · 91 tokens · 15 tok/s · first token 1.2 s"],
     [turn("stopped"), "Stopped by you · 0 tokens"],
     [
       turn("incomplete", { ...some, error: { code: "peer_lost" } }),
-      "incomplete: peer_lost · 212 tokens · 38 tok/s · first token 0.4 s",
+      "incomplete: peer_lost · 91 tokens · 15 tok/s · first token 1.2 s",
     ],
     [
       turn("done", { ...some, finish: "length" }),
-      "212 tokens · 38 tok/s · first token 0.4 s · cut off at the length limit",
+      "91 tokens · 15 tok/s · first token 1.2 s · cut off at the length limit",
     ],
     [
       turn("done", { tokens: 3, firstAt: 1400, lastAt: 2400, finish: "stop" }),

@@ -12,6 +12,7 @@ import select
 import socket
 import sys
 import threading
+import time
 
 STREAM = "text/event-stream"
 memory = {}
@@ -73,6 +74,25 @@ class Actions:
             event(connection, piece(request, text))
             seen["poured"] = seen.get("poured", 0) + len(text)
 
+    def hoard(self, connection, request, seen):
+        """Take memory without end."""
+        taken = []
+        while True:
+            taken.append(bytearray(16 << 20))
+
+    def raw(self, connection, request, seen):
+        """These bytes (numbers are pauses, seconds), then a close, or nothing until the other side closes."""
+        for piece in request["pieces"]:
+            if isinstance(piece, str):
+                connection.sendall(piece.encode("latin-1"))
+            else:
+                time.sleep(piece)
+        if request.get("end") == "hang":
+            self.hang(connection, {}, seen)
+
+    def headers(self, connection, request, seen):
+        answer(connection, {"headers": request["headers"]})
+
     def report(self, connection, request, seen):
         with open("/proc/net/dev") as lines:
             interfaces = [line.split(":")[0].strip() for line in lines if ":" in line]
@@ -91,7 +111,11 @@ def read_request(connection):
     (length,) = (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line[:15] == b"Content-Length:")
     while len(body) < length:
         body += connection.recv(65536)
-    return json.loads(body)
+    request = json.loads(body)
+    if request.get("do") == "headers":
+        lines = [line.split(b":", 1) for line in head.split(b"\r\n")[1:]]
+        request["headers"] = {name.decode().lower(): value.decode().strip() for name, value in lines}
+    return request
 
 
 def serve(connection):

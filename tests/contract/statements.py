@@ -53,12 +53,8 @@ STATEMENTS = (
     Statement(
         "C-M3", "The same manifest in the same project is the same model, however often it is registered."
     ),
-    Statement("C-M4", "`acquire` starts or resumes a bounded download over HTTPS.", "acquisition"),
-    Statement(
-        "C-M5",
-        "`pause` lets an admitted write end, then stops the download at its durable offset.",
-        "acquisition",
-    ),
+    Statement("C-M4", "`acquire` starts or resumes a bounded download over HTTPS."),
+    Statement("C-M5", "`pause` lets an admitted write end, then stops the download at its durable offset."),
     Statement("C-M6", "A JSON upload is an offset and a piece in canonical base64."),
     Statement("C-M7", "A JSON upload carries at most 1 MiB, decoded."),
     Statement("C-M8", "An octet-stream upload is the plain bytes at the offset that its query names."),
@@ -67,12 +63,9 @@ STATEMENTS = (
     Statement(
         "C-M11",
         "`hub-preview` makes manifests of a public repository's GGUF metadata, weights left alone.",
-        "acquisition",
     ),
     Statement("C-M12", "`DELETE` removes the metadata of a model that nothing refers to, and of no other."),
-    Statement(
-        "C-M13", "`DELETE` with `evict=true` also removes content that nothing else shares.", "eviction"
-    ),
+    Statement("C-M13", "`DELETE` with `evict=true` also removes content that nothing else shares."),
     Statement(
         "C-M14",
         "An empty upload at exactly the declared size verifies and publishes a partial that was left whole.",
@@ -81,9 +74,7 @@ STATEMENTS = (
         "C-M15", "That verification is done off the event loop: other requests are answered meanwhile."
     ),
     Statement("C-M16", "Every other empty upload is refused."),
-    Statement(
-        "C-M17", "A resumed download verifies the same way before it asks for more bytes.", "acquisition"
-    ),
+    Statement("C-M17", "A resumed download verifies the same way before it asks for more bytes."),
     # Services and inference.
     Statement(
         "C-S1",

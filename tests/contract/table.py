@@ -52,6 +52,7 @@ TABLE = (
     Row("POST", "/models/{model}/files/0", ("models:manage",), 200, PIECE),
     Row("POST", "/models/{model}/files/0/bytes?offset=0", ("models:manage",), 200, b"a"),
     Row("DELETE", "/models/{model}", ("models:manage",)),
+    Row("DELETE", "/models/{model}?evict=true", ("models:manage",)),
     Row("GET", "/inference", ("inference:read",)),
     Row("GET", "/inference/{service}", ("inference:read",), service="stopped"),
     Row("POST", "/inference/preview", ("inference:manage",), 200, "{spec}"),

@@ -34,7 +34,7 @@ def service(scripted: ScriptedInstallation) -> Iterator[dict[str, Any]]:
 @pytest.mark.contract("C-D1")
 def test_an_entry_point_adds_an_engine(scripted: ScriptedInstallation, service: dict[str, Any]) -> None:
     assert service["spec"]["engine"] == "scripted"
-    assert scripted.chat(service["id"], messages=[]).ok()["model"] == "adapted"
+    assert scripted.chat(service["id"], messages=[{}]).ok()["model"] == "adapted"
 
 
 @pytest.mark.contract("C-D1")
@@ -147,7 +147,7 @@ def test_an_image_that_is_not_installed_is_refused(scripted: ScriptedInstallatio
     spec = scripted.spec("imageless", engine=engine)
     spec["runtime"]["image_digest"] = "sha256:" + "0" * 64
     preview = scripted.http("POST", "/inference/preview", spec).ok()
-    assert [p["code"] for p in preview["replicas"][0]["problems"]] == ["runtime_unknown"]
+    assert [p["code"] for p in preview["replicas"][0]["problems"]] == ["image_not_found"]
     answer = scripted.http("POST", "/inference", spec)
     assert (answer.status, answer.code) == (409, "does_not_fit")
 

@@ -24,8 +24,9 @@ from support.executor import (
     SOCKET,
     ExecutorProcess,
     Session,
-    connected,
+    connected_to,
     new_id,
+    serving_engine,
     whole,
 )
 
@@ -48,21 +49,13 @@ def executor() -> Iterator[ExecutorProcess]:
 
 @pytest.fixture(scope="module")
 def engine(executor: ExecutorProcess) -> Fence:
-    """A serving engine."""
-
-    async def begin() -> Fence:
-        async with connected(executor) as session:
-            return await session.serving(session.replica(), ttl_seconds=3600)
-
-    return asyncio.run(begin())
+    return serving_engine(executor)
 
 
 @pytest.fixture
 async def session(executor: ExecutorProcess, engine: Fence) -> AsyncIterator[Session]:
-    """Connected; afterwards the engine must still answer."""
-    async with connected(executor) as session:
+    async with connected_to(executor, engine) as session:
         yield session
-        assert (await session.ask(engine, do="json")).status == 200
 
 
 class Raw:

@@ -168,7 +168,7 @@ async def has_ended(chunks: Chunks) -> None:
 async def test_an_invocation_is_a_status_and_chunks(seam: Seam) -> None:
     written: list[bytes] = []
     status, chunks = await seam.controller.inference.gateway.invoke(
-        seam.service_id, PATH, b'{"messages": []}', seam.owner
+        seam.service_id, PATH, b'{"messages": [{}]}', seam.owner
     )
     try:
         async for chunk in chunks:

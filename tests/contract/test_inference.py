@@ -88,6 +88,14 @@ def test_a_model_of_a_service_is_not_removed(scripted: ScriptedInstallation, res
     assert scripted.http("GET", f"/models/{model_id}").ok()["state"] == "ready"
 
 
+@pytest.mark.contract("C-M12", "C-M13")
+def test_a_model_of_a_service_is_not_evicted(scripted: ScriptedInstallation, resting: str) -> None:
+    model_id = scripted.record(resting)["spec"]["model_id"]
+    answer = scripted.http("DELETE", f"/models/{model_id}", evict="true")
+    assert (answer.status, answer.code) == (409, "model_referenced")
+    assert scripted.http("GET", f"/models/{model_id}").ok()["state"] == "ready"
+
+
 # Previewing and submitting.
 
 
@@ -188,6 +196,15 @@ def test_put_leaves_a_service_as_it_was_if_the_new_one_does_not_fit(
 # Controlling.
 
 
+def test_a_stopped_service_says_so_and_not_that_it_will_be_ready(
+    scripted: ScriptedInstallation, resting: str
+) -> None:
+    answer = scripted.chat(resting)
+    assert (answer.status, answer.code) == (503, "service_stopped")
+    assert "retry-after" not in answer.headers
+    assert answer.headers["x-should-retry"] == "false"
+
+
 @pytest.mark.contract("C-S5")
 def test_a_service_is_stopped_started_drained_and_removed(scripted: ScriptedInstallation, make: Make) -> None:
     service_id = make("controlled")["id"]
@@ -263,10 +280,10 @@ def test_a_service_token_invokes_its_service_and_nothing_else(
     caller = Http(scripted.origin, made["token"])
 
     assert caller("GET", f"/inference/{mine['id']}/v1/models").status == 200
-    assert scripted.chat(mine["id"], caller, messages=[]).status == 200
+    assert scripted.chat(mine["id"], caller, messages=[{}]).status == 200
     for answer in (
         caller("GET", f"/inference/{other['id']}/v1/models"),
-        scripted.chat(other["id"], caller, messages=[]),
+        scripted.chat(other["id"], caller, messages=[{}]),
         caller("GET", f"/inference/{mine['id']}"),
         caller("GET", "/inference"),
         caller("GET", "/models"),
@@ -355,3 +372,16 @@ def test_a_request_ends_at_its_deadline(scripted: ScriptedInstallation, make: Ma
     answer = scripted.chat(service_id, do="hang", key="late")
     assert (answer.status, answer.code) == (504, "deadline_exceeded"), answer.body
     scripted.until(lambda: scripted.seen(service_id, "late")["closed"], "the engine's connection is closed")
+
+
+@pytest.mark.contract("C-S12")
+def test_a_service_whose_engine_outgrows_its_limit_fails_and_says_so(
+    scripted: ScriptedInstallation, make: Make
+) -> None:
+    """The limit is the sandbox's: the machine and its neighbours have their memory all the time."""
+    service_id = make("hoarder")["id"]
+    answer = scripted.chat(service_id, do="hoard", key="hoard")
+    assert (answer.status, answer.code) == (502, "engine_error")
+    failed = scripted.settled(service_id, "failed")
+    assert failed["reason"]["code"] == "out_of_memory"
+    assert "160 MiB" in failed["reason"]["message"] or "167.8 MB" in failed["reason"]["message"]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from contract.scripted import Open, ScriptedInstallation
-from ficc.domain.lease import over_for_grantor
+from ficc.domain.lease import SECOND, patience_ns
 
 pytestmark = pytest.mark.timeout(240)
 
 TTL_SECONDS = 5
-PATIENCE_SECONDS = over_for_grantor(0.0, TTL_SECONDS) + 30.0
+PATIENCE_SECONDS = patience_ns(TTL_SECONDS) / SECOND + 30.0
 """From the loss of an executor until the controller holds its leases to be over, and then some."""
 CONCURRENCY = 3
 

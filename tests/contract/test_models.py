@@ -142,6 +142,61 @@ def test_a_model_that_nothing_refers_to_is_removed(api: Http) -> None:
     assert made["id"] not in [model["id"] for model in api("GET", "/models").ok()["items"]]
 
 
+@pytest.mark.contract("C-M13")
+def test_evicting_a_model_removes_its_content_from_the_disk(installation: Installation, api: Http) -> None:
+    whole, begun = random_bytes(3000), random_bytes(50)
+    made, unfinished = registered(api, whole), registered(api, begun)
+    piece(api, made, 0, whole).ok()
+    piece(api, unfinished, 0, begun[:20]).ok()
+    assert stored(installation) >= {sha256(whole), sha256(begun)}
+    for model, freed in ((made, 3000), (unfinished, 20)):
+        removed = api("DELETE", f"/models/{model['id']}", evict="true").ok()
+        assert removed == {"removed": True, "bytes_freed": freed, "bytes_retained_shared": 0}
+        assert api("GET", f"/models/{model['id']}").code == "not_found"
+    assert not stored(installation) & {sha256(whole), sha256(begun)}
+    assert file_of(api, registered(api, whole))["offset"] == 0
+
+
+@pytest.mark.contract("C-M13")
+def test_evicting_a_model_leaves_what_another_model_or_another_project_shares(
+    installation: Installation, api: Http
+) -> None:
+    stranger = projects_of(installation, "sharing")["sharing"]
+    within, across, own = (random_bytes(count) for count in (400, 50, 6))
+    made, other = registered(api, within, across, own), registered(api, within)
+    theirs = registered(stranger, across)
+    for index, data in enumerate((within, across, own)):
+        api.octets(made["id"], index, 0, data).ok()
+    piece(stranger, theirs, 0, across).ok()
+    removed = api("DELETE", f"/models/{made['id']}", evict="true").ok()
+    assert removed == {"removed": True, "bytes_freed": 6, "bytes_retained_shared": 450}
+    assert api("GET", f"/models/{other['id']}").ok()["state"] == "ready"
+    assert stranger("GET", f"/models/{theirs['id']}").ok()["state"] == "ready"
+    assert stored(installation) & {sha256(d) for d in (within, across, own)} == {
+        sha256(within),
+        sha256(across),
+    }
+
+
+@pytest.mark.contract("C-M13")
+def test_without_evict_content_stays_and_the_model_is_ready_when_it_is_back(
+    installation: Installation, api: Http
+) -> None:
+    data = random_bytes(300)
+    made = registered(api, data)
+    piece(api, made, 0, data).ok()
+    removed = api("DELETE", f"/models/{made['id']}").ok()
+    assert removed == {"removed": True, "bytes_freed": 0, "bytes_retained_shared": 300}
+    assert sha256(data) in stored(installation)
+    assert registered(api, data)["state"] == "ready"
+
+
+def stored(installation: Installation) -> set[str]:
+    """Digests of which there is a file."""
+    content = installation.directory / "content"
+    return {path.name for path in content.rglob("*") if path.is_file()}
+
+
 # JSON uploads.
 
 
@@ -290,7 +345,7 @@ def full_partial(installation: Installation, api: Http) -> Any:
     blobs = installation.directory / "content" / "blobs"
     blobs.chmod(0o500)
     try:
-        assert octets(api, model, 0, data).status == 500
+        assert octets(api, model, 0, data).code == "content_unavailable"
         installation.kill("controller", signal.SIGKILL)
     finally:
         blobs.chmod(0o700)

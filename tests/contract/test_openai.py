@@ -16,6 +16,8 @@ from support.installation import Installation
 
 pytestmark = pytest.mark.timeout(240)
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
 CHAT = {"messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 4, "temperature": 0}
 
 
@@ -58,6 +60,16 @@ def test_the_selected_model_is_the_one_model(http: Http, path: str, client: Open
     (only,) = http("GET", f"{path}/models").ok()["data"]
     assert (only["id"], only["object"]) == ("assistant", "model")
     assert [model.id for model in client.models.list()] == ["assistant"]
+    assert client.models.retrieve("assistant") == next(iter(client.models.list()))
+    unknown = http("GET", f"{path}/models/nobody")
+    assert (unknown.status, unknown.code) == (404, "model_not_found")
+    assert http("POST", f"{path}/models/assistant", {}).code == "method_not_allowed"
+
+
+def test_the_projects_url_has_each_model_too(http: Http, installation: Installation) -> None:
+    client = OpenAI(base_url=f"{installation.origin}/api/v1/openai/v1", api_key=http.token, max_retries=0)
+    assert client.models.retrieve("assistant") == next(iter(client.models.list()))
+    assert http("GET", "/openai/v1/models/nobody").code == "model_not_found"
 
 
 @pytest.mark.contract("C-S8")
@@ -94,6 +106,50 @@ def test_chat_streams_events(http: Http, path: str, client: OpenAI) -> None:
 def test_an_answer_that_the_engine_refuses_is_a_plain_error(http: Http, path: str, stream: bool) -> None:
     answer = http("POST", f"{path}/chat/completions", {"messages": "none", "stream": stream})
     assert (answer.status, answer.code) == (400, "invalid_body")
+
+
+@pytest.mark.contract("C-S8")
+def test_g23_the_newer_name_of_the_limit_of_tokens_is_known_too(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "Count to one hundred."}]
+    answer = client.chat.completions.create(  # type: ignore[call-overload]
+        model="assistant", messages=messages, max_completion_tokens=3
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 3
+
+
+@pytest.mark.contract("C-S9")
+def test_g8_usage_is_shown_in_a_stream_that_asks_for_it(client: OpenAI) -> None:
+    usage = {"stream_options": {"include_usage": True}}
+    stream = client.chat.completions.create(  # type: ignore[call-overload]
+        model="assistant", stream=True, **CHAT, **usage
+    )
+    last = list(stream)[-1]
+    assert last.choices == []
+    assert 0 < last.usage.completion_tokens <= CHAT["max_tokens"]
+
+
+@pytest.mark.contract("C-S8", "C-S9", "C-S10")
+@pytest.mark.parametrize(
+    ("route", "body", "words"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}, "image input"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [IMAGE]}], "stream": True},
+            "image input",
+        ),
+        ("embeddings", {"input": "word " * 700}, "tokens"),
+    ],
+    ids=["image", "image, stream", "long input"],
+)
+def test_what_the_engine_cannot_take_is_the_callers_fault(
+    http: Http, path: str, route: str, body: dict[str, Any], words: str
+) -> None:
+    """llama.cpp answers these with the status of a fault of its own."""
+    answer = http("POST", f"{path}/{route}", body)
+    assert (answer.status, answer.code) == (400, "invalid_body")
+    assert words in answer.json["error"]["message"]
 
 
 @pytest.mark.contract("C-S10")

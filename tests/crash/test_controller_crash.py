@@ -137,7 +137,7 @@ def test_l4_an_executor_that_is_killed_and_comes_back(
     async def refused() -> str:
         async with installation.api() as api:
             with pytest.raises(ApiError) as caught:
-                await api.call("POST", f"/inference/{service['id']}/v1/chat/completions", {"messages": []})
+                await api.call("POST", f"/inference/{service['id']}/v1/chat/completions", {"messages": [{}]})
             return caught.value.code
 
     assert asyncio.run(refused()) == "service_not_ready"

@@ -10,85 +10,24 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from support.http import Http, http_of
-from support.installation import Installation
-from support.rows import manifest_of, random_bytes, sha256
+from support.doomed import Doomed
+from support.http import Http
+from support.rows import random_bytes, sha256
 
 ROUNDS = 12
 SEED = 20_260_101
 FILE_BYTES = 24 << 20
 PIECE_BYTES_MAX = 3 << 20
 SPARSE_BYTES = 384 << 20
-KILLING = Path(__file__).parents[1] / "support" / "killing"
 
 pytestmark = pytest.mark.timeout(300)
-
-
-class Doomed:
-    """A controller that can be killed at any moment, or at a chosen point of its code."""
-
-    def __init__(self, directory: Path) -> None:
-        self.orders = directory / "kill"
-        search = os.pathsep.join(filter(None, (str(KILLING), os.environ.get("PYTHONPATH"))))
-        self.installation = Installation(
-            directory, settings={"PYTHONPATH": search, "FICC_TEST_KILL_FILE": str(self.orders)}
-        )
-        self.installation.start("controller")
-
-    @property
-    def api(self) -> Http:
-        return http_of(self.installation)
-
-    def killed_at(self, point: str, request: Callable[[], object]) -> None:
-        """Make a request that ends the controller at this point, and start it again."""
-        self.orders.write_text(point)
-        self.orders.chmod(0o644)
-        with suppress(OSError, http.client.HTTPException):
-            request()
-        process = self.installation.processes.pop("controller")
-        assert process.wait(30) == -9, f"it did not come to {point}"
-        self.orders.unlink()
-        self.installation.start("controller")
-
-    def kill(self) -> None:
-        self.installation.kill("controller")
-
-    def file(self, model_id: str) -> dict[str, object]:
-        found: dict[str, object] = self.api("GET", f"/models/{model_id}").ok()["files"][0]
-        return found
-
-    def register(self, *contents: bytes, size: int | None = None, digest: str | None = None) -> str:
-        document = manifest_of(*contents, name=random_bytes(6).hex())
-        if size is not None:
-            document["files"][0].update(bytes=size, sha256=digest)
-        return str(self.api("POST", "/models", document).ok(201)["id"])
-
-    @property
-    def content(self) -> Path:
-        return self.installation.directory / "content"
-
-    def partial(self, digest: str) -> Path | None:
-        return next(self.content.glob(f"partials/*/{digest}"), None)
-
-    def blob(self, digest: str) -> Path:
-        return self.content / "blobs" / digest[:2] / digest
-
-    def put(self, name: str, write: Callable[[Path], None]) -> Path:
-        """A file of the controller's own account."""
-        path = self.content / name
-        path.parent.mkdir(exist_ok=True)
-        write(path)
-        owner = self.content.stat()
-        for one in (path, path.parent):
-            os.chown(one, owner.st_uid, owner.st_gid)
-        return path
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +161,7 @@ def test_killed_before_a_deleted_models_bytes_are_removed_they_are_swept(doomed:
     data = random_bytes(5000)
     model_id = doomed.register(data)
     doomed.api.octets(model_id, 0, 0, data[:1000]).ok()
-    doomed.killed_at("before truncate", lambda: doomed.api("DELETE", f"/models/{model_id}"))
+    doomed.killed_at("before bin_partial", lambda: doomed.api("DELETE", f"/models/{model_id}"))
     assert doomed.api("GET", f"/models/{model_id}").code == "not_found"
     assert doomed.partial(sha256(data)) is None
 

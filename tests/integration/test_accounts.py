@@ -100,7 +100,7 @@ def test_what_cannot_be_enforced_is_refused(unprivileged: Installation, model_fi
     preview: dict[str, Any] = unprivileged.call("POST", "/inference/preview", spec)
     assert not preview["accepted"]
     problems = preview["replicas"][0]["problems"]
-    assert {problem["code"] for problem in problems} == {"limit_not_enforceable"}
+    assert {problem["code"] for problem in problems} == {"limits_unenforceable"}
     assert any("memory_bytes" in problem["message"] for problem in problems)
     with pytest.raises(ApiError) as caught:
         unprivileged.call("POST", "/inference", spec)

@@ -203,7 +203,7 @@ def test_the_largest_manifest_is_taken_in_no_more_than_moments(api: Http) -> Non
     assert time.monotonic() - began < 10
 
 
-# Deleting (A22, without eviction).
+# Deleting without eviction.
 
 
 def test_a_deleted_model_leaves_its_bytes_and_is_ready_at_once_when_it_is_back(either: Installation) -> None:
@@ -216,7 +216,7 @@ def test_a_deleted_model_leaves_its_bytes_and_is_ready_at_once_when_it_is_back(e
     piece(api, model_id, 0, begun[:10], index=1).ok()
     assert sha256(begun) in partials(either)
     removed = api("DELETE", f"/models/{model_id}").ok()
-    assert removed == {"removed": True, "bytes_freed": 0, "bytes_retained_shared": 4000}
+    assert removed == {"removed": True, "bytes_freed": 10, "bytes_retained_shared": 4000}
     for answer in (
         api("GET", f"/models/{model_id}"),
         api("DELETE", f"/models/{model_id}"),
@@ -237,7 +237,8 @@ def test_deleting_a_model_keeps_what_another_one_begins_with(made: Installation,
     first, second = registered(api, shared), registered(api, shared, b"more")
     piece(api, first, 0, shared[:20]).ok()
     assert file_of(api, second)["offset"] == 20
-    assert api("DELETE", f"/models/{first}").ok()["bytes_retained_shared"] == 0
+    removed = api("DELETE", f"/models/{first}").ok()
+    assert (removed["bytes_freed"], removed["bytes_retained_shared"]) == (0, 20)
     assert piece(api, second, 20, shared[20:]).ok()["state"] == "verified"
 
 
@@ -251,13 +252,6 @@ def test_a_model_that_is_being_written_is_not_deleted(made: Installation, api: H
         stream.send(data[50:])
         assert stream.answer()[1]["state"] == "verified"
     assert api("DELETE", f"/models/{model_id}").ok()["bytes_retained_shared"] == 100
-
-
-def test_evicting_is_for_a_later_release(api: Http) -> None:
-    model_id = registered(api, b"weights")
-    answer = api("DELETE", f"/models/{model_id}", evict="true")
-    assert (answer.code, answer.param) == ("invalid_request", "evict")
-    assert api("DELETE", f"/models/{model_id}", evict="false").ok()
 
 
 # Projects.

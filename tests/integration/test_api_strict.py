@@ -13,11 +13,11 @@ import jsonschema_rs
 import pytest
 
 from ficc.controller.api.strict import BODY_BYTES_MAX, UPLOAD_JSON_BYTES_MAX
-from ficc.controller.operations.context import new_id
 from ficc.controller.store import services
 from ficc.controller.store.database import Transaction
 from ficc.domain import service
 from ficc.domain.access import SCOPES
+from ficc.identifiers import new_id
 from support import rows
 from support.http import Answer, Http, caller_with, database_url_of, http_of, projects_of, with_rows
 from support.installation import Installation

@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def controller_settings() -> dict[str, str]:
-    return {"FICC_UPLOADS_BODY_IDLE_SECONDS": str(BODY_IDLE_SECONDS)}
+    return {"FICC_SERVER_BODY_IDLE_SECONDS": str(BODY_IDLE_SECONDS)}
 
 
 # Uploading as JSON.

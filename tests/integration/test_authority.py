@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import Connection, select
 
 from ficc.controller.operations.authority import REFRESH_SECONDS, TOUCH_SECONDS, Authority, digest
-from ficc.controller.operations.context import Context, new_id
+from ficc.controller.operations.context import Context
 from ficc.controller.store import access, schema
 from ficc.controller.store.database import Database, Transaction
 from ficc.domain.errors import Refused
+from ficc.identifiers import new_id
 from ficc.settings import Settings
 from support import rows
 

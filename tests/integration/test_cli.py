@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.installation import Installation
+from support.oci_layouts import base_layer, layout, member
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -76,8 +78,16 @@ def test_the_way_of_a_newcomer(ficc: Shell, model_file: Path, tmp_path: Path) ->
     made = ficc("service", "create", "cli", *options, *runtime)
     assert made.stdout.startswith("Ready  cli  ")
     assert "cli: starting" in made.stderr
+    both = ficc("service", "preview", "both", "--model", "smollm2", "--replicas", "2", *runtime).stdout
+    node = ficc.json("node", "list")["items"][0]["name"]
+    assert both.count(f"Fits on {node}: ") == 2
+    assert "\n2 replicas reserve " in both
+    assert f"replica 1 on {node}: ready, 0 in flight" in ficc("service", "show", "cli").stdout
+    assert "1 replica" in ficc("service", "logs", "cli", "--replica", "2", status=2).stderr
     service = ficc.json("service", "show", "cli")
     assert service["state"] == "ready"
+    image = service["spec"]["runtime"]["image_digest"]
+    assert "image_in_use" in ficc("runtime", "remove", image, "--yes", status=1).stderr
 
     said = ficc("chat", "cli", "Say hi.", "--max-tokens", "8")
     assert said.stdout.strip()
@@ -103,7 +113,9 @@ def test_the_way_of_a_newcomer(ficc: Shell, model_file: Path, tmp_path: Path) ->
     too_large = ficc(
         "service", "preview", "big", *options[:4], "--memory-bytes", str(1 << 50), *runtime, status=1
     )
-    assert "does_not_fit" in too_large.stdout
+    assert not too_large.stdout
+    assert too_large.stderr.startswith("Error: Does not fit on ")
+    assert "does_not_fit" in too_large.stderr
 
     assert ficc("service", "stop", "cli", status=2).stderr.startswith("Error: ")  # no terminal to ask on
     stopped = ficc("service", "stop", "cli", "--yes")
@@ -112,7 +124,8 @@ def test_the_way_of_a_newcomer(ficc: Shell, model_file: Path, tmp_path: Path) ->
     assert "model_referenced" in refused.stderr
     restarted = ficc("service", "start", "cli")
     assert restarted.stdout.startswith("Ready  cli")
-    ficc("service", "drain", "cli")
+    assert "draining" in (drained := ficc("service", "drain", "cli").stderr)
+    assert "0 in flight" in drained
     replaced = ficc.json("service", "replace", "cli", *options[:2], "--context", "256", *runtime)
     assert (replaced["generation"], replaced["spec"]["context"]) == (3, 256)
     ficc("service", "stop", "cli", "--yes")
@@ -161,10 +174,60 @@ def test_images(ficc: Shell) -> None:
     assert "image_not_found" in ficc("runtime", "digest", "nothing", status=1).stderr
 
 
+@pytest.fixture
+def scratch(tmp_path: Path) -> Shell:
+    """A state directory of its own, in which nothing runs."""
+    return Shell(tmp_path)
+
+
+def test_an_image_is_removed(scratch: Shell, tmp_path: Path) -> None:
+    record = scratch.json("runtime", "import", str(layout(tmp_path / "layout", base_layer(member("a")))))
+    asked = scratch("runtime", "remove", record["image_digest"], status=2)
+    assert "--yes" in asked.stderr
+    removed = scratch.json("runtime", "remove", record["image_digest"], "--yes")
+    assert removed == {
+        "removed": True,
+        "image_digest": record["image_digest"],
+        "bytes_freed": record["bytes"],
+    }
+    assert scratch.json("runtime", "list")["items"] == []
+    again = scratch("runtime", "remove", record["image_digest"], "--yes", status=1)
+    assert "image_not_found" in again.stderr
+
+
+def test_a_build_works_in_one_place_and_takes_no_other_wheel(scratch: Shell, tmp_path: Path) -> None:
+    left = tmp_path / "build" / "image-build-left"
+    left.mkdir(parents=True)
+    scratch.environment["PATH"] = "/nowhere"
+    wheel = tmp_path / "other.whl"
+    wheel.write_bytes(b"another")
+    refused = scratch("runtime", "build", "llama-cpp", "--wheel", str(wheel), status=1)
+    assert f"sha256 {hashlib.sha256(b'another').hexdigest()}, expected " in refused.stderr
+    assert left.exists()
+    scratch("runtime", "build", "llama-cpp", "--suite", "bookworm", status=1)
+    assert [path.name for path in left.parent.iterdir()] == ["images.lock"]
+
+
 def test_doctor(ficc: Shell) -> None:
     report = ficc.json("doctor")
     assert report["ok"], report["checks"]
     assert {"bwrap", "mmdebstrap", "limits", "controller"} <= {check["check"] for check in report["checks"]}
+
+
+def test_doctor_shows_no_password(scratch: Shell) -> None:
+    scratch.environment["FICC_DATABASE_URL"] = "postgresql+psycopg://me:canary@db/ficc"
+    done = scratch("doctor", status=1)  # nothing runs there
+    assert "postgresql+psycopg://me:***@db/ficc" in done.stdout
+    assert "canary" not in done.stdout + done.stderr
+
+
+def test_a_whole_id_is_asked_for_and_not_searched_for(ficc: Shell, installation: Installation) -> None:
+    node = installation.node()
+    assert ficc.json("node", "show", node["id"])["id"] == node["id"]
+    token = installation.call("POST", "/tokens", {"label": "by id", "scopes": ["models:read"]})
+    assert ficc.json("token", "revoke", token["id"], "--yes") == {"removed": True}  # tokens are only listed
+    nobody = ficc("service", "show", token["id"], status=1)
+    assert "There is none called" in nobody.stderr
 
 
 @pytest.mark.parametrize(
@@ -203,7 +266,7 @@ def test_without_a_controller(tmp_path: Path) -> None:
     assert "ficc up" in done.stderr
     assert "Traceback" not in done.stderr
     ficc.environment["FICC_SERVER_LISTEN"] = "nonsense"
-    assert "server.listen" in ficc("doctor", status=1).stderr
+    assert "server.listen (FICC_SERVER_LISTEN)" in ficc("doctor", status=2).stderr
 
 
 def test_quiet_says_nothing_beside_the_result(ficc: Shell) -> None:

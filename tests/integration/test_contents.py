@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -228,7 +228,7 @@ async def test_deleting_a_model_removes_what_was_begun_of_it(
     sharing: Controllers, key: Key, model: str
 ) -> None:
     contents = sharing.contents()
-    operations, actor = sharing.models(contents), owner_of(key.project_id)
+    operations, actor = sharing.eviction(contents), owner_of(key.project_id)
     await write(contents, key, DATA[:10])
     await operations.delete(actor, model, evict=False)
     assert not sharing.store.partial(key).exists()
@@ -239,16 +239,16 @@ async def test_deleting_a_model_leaves_what_was_begun_anew_meanwhile(
     sharing: Controllers, key: Key, model: str
 ) -> None:
     contents = sharing.contents()
-    operations, actor = sharing.models(contents), owner_of(key.project_id)
+    operations, actor = sharing.eviction(contents), owner_of(key.project_id)
     await write(contents, key, DATA[:10])
     discard = contents.discard
 
-    async def late(keys: Iterator[Key]) -> None:
+    async def late(keys: list[Key], blobs: set[str]) -> None:
         await sharing.model(key.project_id, DATA)
         async with contents.writing(key, "upload") as claim:
             await contents.write(claim, 0, DATA[:20])
             await contents.commit(claim, 20)
-        await discard(keys)
+        await discard(keys, blobs)
 
     contents.discard = late  # type: ignore[method-assign, assignment]
     await operations.delete(actor, model, evict=False)
@@ -257,7 +257,7 @@ async def test_deleting_a_model_leaves_what_was_begun_anew_meanwhile(
 
 async def test_deleting_waits_for_no_writer(sharing: Controllers, key: Key, model: str) -> None:
     contents = sharing.contents()
-    operations, actor = sharing.models(contents), owner_of(key.project_id)
+    operations, actor = sharing.eviction(contents), owner_of(key.project_id)
     async with contents.writing(key, "upload"):
         with pytest.raises(Refused) as refused:
             await operations.delete(actor, model, evict=False)
@@ -280,14 +280,15 @@ async def test_many_registrations_of_one_manifest_at_once_are_one_model(
 
 
 async def test_registrations_and_deletions_in_any_order_end_whole(sharing: Controllers, project: str) -> None:
-    operations, actor = sharing.models(sharing.contents()), owner_of(project)
+    contents, actor = sharing.contents(), owner_of(project)
+    operations, eviction = sharing.models(contents), sharing.eviction(contents)
     document = rows.manifest_of(DATA, b"other")
 
     async def register_and_delete() -> None:
         for _ in range(4):
             view, _ = await operations.register(actor, document)
             with contextlib.suppress(Refused):  # another one was quicker
-                await operations.delete(actor, view.model.id, evict=False)
+                await eviction.delete(actor, view.model.id, evict=False)
 
     await asyncio.gather(*(register_and_delete() for _ in range(4)))
     view, _ = await operations.register(actor, document)

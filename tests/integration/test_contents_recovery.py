@@ -9,7 +9,7 @@ import os
 import pytest
 
 from ficc.content.store import Key
-from ficc.controller.operations import contents as contents_module
+from ficc.controller.operations import orphans
 from ficc.controller.store import models
 from ficc.domain import acquisition
 from ficc.domain.upload import Record, State
@@ -210,7 +210,7 @@ async def test_alone_the_sweeper_removes_every_file_without_a_row_and_no_other(
         "partials/notes.txt",
         "incoming/recent",
     }
-    sharing.clock.ahead = contents_module.INCOMING_SECONDS + 60
+    sharing.clock.ahead = orphans.INCOMING_SECONDS + 60
     await sharing.contents().recover(alone=True)
     assert not (store.incoming / "recent").exists()
     assert store.blob(key.sha256).exists()
@@ -223,6 +223,6 @@ async def test_beside_others_the_sweeper_removes_only_what_nobody_can_be_about_t
     sharing.store.publish(key, len(DATA))  # another controller's: its row comes in a moment
     await sharing.contents().recover(alone=False)
     assert sharing.store.has_blob(key.sha256, len(DATA))
-    sharing.clock.ahead = contents_module.ORPHAN_SECONDS + 60
+    sharing.clock.ahead = orphans.ORPHAN_SECONDS + 60
     await sharing.contents().recover(alone=False)
     assert not sharing.store.blob(key.sha256).exists()

@@ -26,8 +26,9 @@ from support.executor import (
     ROUTE,
     ExecutorProcess,
     Session,
-    connected,
+    connected_to,
     new_id,
+    serving_engine,
     whole,
 )
 
@@ -48,23 +49,14 @@ def executor() -> Iterator[ExecutorProcess]:
 
 @pytest.fixture(scope="module")
 def engine(executor: ExecutorProcess) -> Fence:
-    """One serving engine for most tests here."""
-
-    async def begin() -> Fence:
-        async with connected(executor) as session:
-            return await session.serving(
-                session.replica(limits=replace(LIMITS, processes=256)), ttl_seconds=3600
-            )
-
-    return asyncio.run(begin())
+    """One for most tests here."""
+    return serving_engine(executor, limits=replace(LIMITS, processes=256))
 
 
 @pytest.fixture
 async def session(executor: ExecutorProcess, engine: Fence) -> AsyncIterator[Session]:
-    """Connected; afterwards the engine must still answer, with every slot free."""
-    async with connected(executor) as session:
+    async with connected_to(executor, engine) as session:
         yield session
-        assert (await session.ask(engine, do="json")).status == 200
 
 
 async def broken(session: Session, fence: Fence, **request: Any) -> tuple[bytes, Refused]:
@@ -206,8 +198,19 @@ async def test_errors_of_the_engine_are_its_own(session: Session, engine: Fence,
             "",
             b"ok",
         ),
+        ("HTTP/1.1 000 Strange\r\nContent-Length: 2\r\n\r\n{}", 0, "", b"{}"),
     ],
-    ids=["interim", "continue", "1.0", "204", "surplus", "surplus after close", "two answers", "chunked"],
+    ids=[
+        "interim",
+        "continue",
+        "1.0",
+        "204",
+        "surplus",
+        "surplus after close",
+        "two answers",
+        "chunked",
+        "000",
+    ],
 )
 async def test_answers_in_http(
     session: Session, engine: Fence, text: str, status: int, kind: str, body: bytes
@@ -223,6 +226,8 @@ async def test_answers_in_http(
         ("", b""),
         ("HTTP/1.1 200 OK\r\nContent-Le", b""),
         ("HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", b""),
+        ("HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n{}", b""),
+        ("HTTP/1.1 199 Strange\r\nContent-Length: 2\r\n\r\n{}", b""),
         ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", b"ab"),
         ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", b""),
         ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", b""),

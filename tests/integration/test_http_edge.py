@@ -28,6 +28,8 @@ from raw_http import Answer, Client, Serving, Truncated, eventually, serving
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+NOTICE_SECONDS_MAX = 2
+"""Within which a client that left is noticed, on a busy machine."""
 
 
 @pytest.fixture
@@ -701,7 +703,7 @@ def test_a_client_that_leaves_is_noticed_while_its_answer_is_made(app: EdgeApp, 
         else:
             client.socket.shutdown(socket.SHUT_WR)
         assert app.next_seen() == "http.disconnect"
-        assert time.monotonic() - left < 2
+        assert time.monotonic() - left < NOTICE_SECONDS_MAX
 
 
 def test_a_client_that_leaves_is_noticed_behind_pipelined_bytes(app: EdgeApp) -> None:
@@ -874,12 +876,12 @@ def test_logs_name_the_request_and_keep_its_secrets(
 
 
 def test_as_many_connections_as_the_server_takes(app: EdgeApp) -> None:
-    with serving(app, limit_concurrency=3) as edge, edge.connect() as one, edge.connect() as two:
+    with serving(app, limit_concurrency=2) as edge, edge.connect() as one, edge.connect() as two:
         assert one.send(get(b"/")).answer().status == 200
         eventually(lambda: edge.connections == 2)
         with edge.connect() as three:
             answer = refused(three.send(get(b"/")))
-            assert (answer.code, answer["retry-after"]) == ("queue_full", "1")
+            assert (answer.status, answer.code, answer["retry-after"]) == (503, "connections_full", "1")
         eventually(lambda: edge.connections == 2)
         assert two.send(get(b"/")).answer().status == 200
 

@@ -46,7 +46,9 @@ async def test_what_was_committed_is_routed_once_the_table_has_settled(
 ) -> None:
     row = await added(db)
     assert table.get(row.id) is None, "the commit is known, and the table is a moment behind"
+    assert table.is_stale(row.id)
     await table.settle()
+    assert not table.is_stale(row.id)
     found = table.get(row.id)
     assert found is not None
     assert table.by_alias(row.project_id, "assistant") == found

@@ -37,10 +37,10 @@ from ficc.images.build import (
     build_python_image,
     llama_cpp_recipe,
 )
-from ficc.images.layout import verify_layout
 from ficc.images.record import ImageRecord
 from ficc.images.store import MOUNT_POINTS, ImageStore
 from ficc.images.writer import write_layout
+from support.oci_layouts import verified
 
 CACHE = Path(os.environ.get("FICC_TEST_CACHE", Path(__file__).parents[2] / ".cache")) / "runtime-image"
 STRANGER = 65534
@@ -77,7 +77,7 @@ def test_the_image_is_in_the_store_and_complete(
     store: ImageStore, image: ImageRecord, tmp_path: Path
 ) -> None:
     assert image in store.list()
-    assert store.by_name("ficc/llama-cpp")[0] == image
+    assert next(one for one in store.list() if one.name == "ficc/llama-cpp") == image
     assert image.entrypoint == (LLAMA_SERVER,)
     assert image.environment == ENVIRONMENT
     assert re.search(r"\blibpython3-stdlib_3\.\d+", image.labels["ficc.packages"])
@@ -86,18 +86,16 @@ def test_the_image_is_in_the_store_and_complete(
     assert (root / "opt/engine/lib/xllamacpp").is_dir()
     assert sorted(path.name for path in (root / "usr/bin").iterdir() if "python" not in path.name) == []
     written = write_layout(root, tmp_path / "layout", name="again")
-    assert verify_layout(tmp_path / "layout").image_digest == written
-    assert [one.diff_id for one in verify_layout(tmp_path / "layout").layers] == [image.layers[0].diff_id]
+    assert verified(tmp_path / "layout").image_digest == written
+    assert [one.diff_id for one in verified(tmp_path / "layout").layers] == [image.layers[0].diff_id]
 
 
 def test_the_second_build_is_answered_from_the_store(
     store: ImageStore, image: ImageRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    started = time.monotonic()
     again = build_llama_cpp(store, work_dir=CACHE / "work", cache_dir=CACHE, progress=pytest.fail)
     assert again == image
-    assert time.monotonic() - started < 1
 
 
 def test_whoever_builds_gets_the_same_image() -> None:

@@ -205,7 +205,7 @@ def test_a_placement_elsewhere_or_on_an_unknown_runtime(
     unknown = copy.deepcopy(spec)
     unknown["runtime"]["image_digest"] = "sha256:" + "0" * 64
     preview = installation.call("POST", "/inference/preview", unknown)
-    assert preview["replicas"][0]["problems"][0]["code"] == "runtime_unknown"
+    assert preview["replicas"][0]["problems"][0]["code"] == "image_not_found"
     changed = copy.deepcopy(spec)
     changed["runtime"]["package_digest"] = "0" * 64
     preview = installation.call("POST", "/inference/preview", changed)
@@ -275,13 +275,28 @@ def test_l10_an_engine_that_cannot_load_its_model(
     remove(installation, made)
 
 
-def test_an_engine_that_runs_out_of_memory(installation: Installation, model: dict[str, Any]) -> None:
+def test_a_context_whose_cache_does_not_fit_is_refused_before_anything_starts(
+    installation: Installation, model: dict[str, Any]
+) -> None:
+    """The files alone would fit; what the header says of the cache does not."""
     spec = installation.specification("tight", model["id"], context=4096, concurrency=8)
     spec["placements"][0]["limits"]["memory_bytes"] = 180 << 20
-    made = installation.call("POST", "/inference", spec)
-    failed = installation.settled(made["id"], "failed", "ready")
-    assert failed["reason"]["code"] == "out_of_memory"
-    remove(installation, made)
+    preview = installation.call("POST", "/inference/preview", spec)
+    (replica,) = preview["replicas"]
+    assert replica["estimate"]["basis"] == "metadata"
+    assert replica["estimate"]["kv_cache_bytes"] > 180 << 20
+    assert [problem["code"] for problem in replica["problems"]] == ["memory_limit_too_small"]
+    with pytest.raises(ApiError) as caught:
+        installation.call("POST", "/inference", spec)
+    assert caught.value.code == "does_not_fit"
+
+
+def test_a_context_beyond_what_the_model_was_made_for_is_a_warning(
+    installation: Installation, model: dict[str, Any]
+) -> None:
+    spec = installation.specification("long", model["id"], context=8193, concurrency=1)
+    preview = installation.call("POST", "/inference/preview", spec)
+    assert "context_beyond_training" in [warning["code"] for warning in preview["warnings"]]
 
 
 def test_a_service_token_dies_with_its_service(installation: Installation, model: dict[str, Any]) -> None:

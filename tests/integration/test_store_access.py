@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select, update
 
-from ficc.controller.operations.context import new_id
 from ficc.controller.store import access, schema
 from ficc.controller.store.database import Database, Transaction
+from ficc.identifiers import new_id
 from support import rows
 
 NOW = 1_000_000.0

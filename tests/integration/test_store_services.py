@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from ficc.controller.operations.context import new_id
 from ficc.controller.store import nodes, services
 from ficc.controller.store.database import Database, Transaction
 from ficc.controller.store.services import Attempt, Service
 from ficc.domain import attempt, service
 from ficc.domain.attempt import State
+from ficc.domain.lease import SECOND, Belief
+from ficc.identifiers import new_id
 from support import rows
 
 NOW = 1_000_000.0
@@ -111,12 +112,33 @@ async def test_renewing_raises_the_leases_of_live_attempts_of_this_boot_on_this_
     earlier = await add_attempt(db, row, 41)
     assert await put(db, earlier, in_state(earlier, State.RUNNING, lease_sequence=5, boot_id="earlier"))
 
-    renew = services.renew_leases
-    assert await db.write(lambda tx: renew(tx, new_id(), BOOT, NOW)) == []
-    assert dict(await db.write(lambda tx: renew(tx, rows.NODE_ID, BOOT, NOW))) == expected
+    renew, belief = services.renew_leases, Belief(BOOT, 80 * SECOND, 60)
+    assert await db.write(lambda tx: renew(tx, new_id(), BOOT, belief)) == []
+    assert dict(await db.write(lambda tx: renew(tx, rows.NODE_ID, BOOT, belief))) == expected
     some = await db.read(lambda c: services.attempt_by_id(c, next(iter(expected)).attempt_id))
     assert some is not None
-    assert (some.lease_sequence, some.lease_over_at) == (6, NOW)
+    assert (some.lease_sequence, some.belief) == (6, belief)
+
+
+@pytest.mark.parametrize(
+    ("renewed", "left"),
+    [
+        (Belief(BOOT, 90 * SECOND, 5), Belief(BOOT, 90 * SECOND, 60)),
+        (Belief(BOOT, 70 * SECOND, 5), Belief(BOOT, 80 * SECOND, 60)),  # what was granted for longer stands
+        (Belief("another", 10 * SECOND, 90), Belief("another", 10 * SECOND, 90)),  # not to be compared
+    ],
+)
+async def test_l14_what_a_renewal_leaves_of_an_earlier_belief(
+    db: Database, model: tuple[str, str], renewed: Belief, left: Belief
+) -> None:
+    planned = await add_attempt(db, await add_service(db, model))
+    earlier = Belief(BOOT, 80 * SECOND, 60)
+    leased = in_state(planned, State.RUNNING, lease_sequence=1, boot_id=BOOT, belief=earlier)
+    assert await put(db, planned, leased)
+    await db.write(lambda tx: services.renew_leases(tx, rows.NODE_ID, BOOT, renewed))
+    found = await db.read(lambda c: services.attempt_by_id(c, planned.id))
+    assert found is not None
+    assert found.belief == left
 
 
 async def test_renewals_at_the_same_moment_have_sequences_of_their_own(
@@ -125,8 +147,9 @@ async def test_renewals_at_the_same_moment_have_sequences_of_their_own(
     planned = await add_attempt(db, await add_service(db, model))
     leased = in_state(planned, State.RUNNING, lease_sequence=1, boot_id=BOOT)
     assert await put(db, planned, leased)
+    belief = Belief(BOOT, 80 * SECOND, 60)
     renewed = await asyncio.gather(
-        *(db.write(lambda tx: services.renew_leases(tx, rows.NODE_ID, BOOT, NOW)) for _ in range(6))
+        *(db.write(lambda tx: services.renew_leases(tx, rows.NODE_ID, BOOT, belief)) for _ in range(6))
     )
     assert sorted(sequence for ((_, sequence),) in renewed) == [2, 3, 4, 5, 6, 7]
     assert not await put(db, leased, in_state(leased, State.STOPPING))  # it was read before a renewal

@@ -10,6 +10,7 @@ from ficc.content.store import ContentStore, Key
 from ficc.controller.operations import contents as contents_module
 from ficc.controller.operations.contents import Contents
 from ficc.controller.operations.context import Context
+from ficc.controller.operations.eviction import Eviction
 from ficc.controller.operations.models import Models
 from ficc.controller.store import models
 from ficc.controller.store.database import Database, Transaction
@@ -50,7 +51,10 @@ class Controllers:
         return made
 
     def models(self, contents: Contents) -> Models:
-        return Models(Context(self.settings, self.db, now=self.clock), contents)
+        return Models(Context(self.settings, self.db, now=self.clock), contents, {})
+
+    def eviction(self, contents: Contents) -> Eviction:
+        return Eviction(Context(self.settings, self.db, now=self.clock), contents)
 
     async def project(self, name: str) -> str:
         return await self.db.write(lambda tx: rows.project(tx, name))

@@ -26,10 +26,10 @@ from typing import Any
 
 from ficc import clock
 from ficc.client.executor import Control, EndpointLink, EndpointStream, fence_document
-from ficc.domain import ids
 from ficc.domain.errors import Refused
 from ficc.domain.lease import Renew
 from ficc.domain.plan import Endpoint, Fence, Input, Limits, Plan, Runtime
+from ficc.identifiers import new_id
 from ficc.images.build import Recipe, build_python_image
 from ficc.images.record import ImageRecord
 from ficc.images.store import ImageStore
@@ -63,10 +63,6 @@ def python_image() -> ImageRecord:
         cache_dir=CACHE,
         progress=print,
     )
-
-
-def new_id() -> str:
-    return ids.make(time.time_ns() // 1_000_000, os.urandom(ids.RANDOM_BYTES))
 
 
 def leftovers(name: str) -> list[str]:
@@ -427,6 +423,24 @@ async def connected(executor: ExecutorProcess) -> AsyncIterator[Session]:
     finally:
         for connection in (control, leases, link):
             connection.close()
+
+
+def serving_engine(executor: ExecutorProcess, **changes: Any) -> Fence:
+    """A replica that serves for as long as the tests of a module take."""
+
+    async def begin() -> Fence:
+        async with connected(executor) as session:
+            return await session.serving(session.replica(**changes), ttl_seconds=3600)
+
+    return asyncio.run(begin())
+
+
+@contextlib.asynccontextmanager
+async def connected_to(executor: ExecutorProcess, engine: Fence) -> AsyncIterator[Session]:
+    """Connected; afterwards the engine must still answer."""
+    async with connected(executor) as session:
+        yield session
+        assert (await session.ask(engine, do="json")).status == 200
 
 
 async def end_all(executor: ExecutorProcess) -> None:

@@ -53,6 +53,7 @@ class Installation:
             "FICC_STATE_DIRECTORY": str(directory),
             "FICC_SERVER_LISTEN": "127.0.0.1:0",
             "FICC_CONTENT_RESERVE_BYTES": "0",
+            "FICC_HUB_ENDPOINT": "https://127.0.0.1:9",  # refused, unless a test has a hub: nothing leaves
             **(settings or {}),
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ficc.images.layout import machine_architecture
+from ficc.images.layout import Image, machine_architecture, open_layout
+from ficc.images.limits import DEFAULT_LIMITS, ImageLimits
 from ficc.images.store import MOUNT_POINTS
 
 LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -137,3 +138,11 @@ def blob(source: Path, which: str) -> Path:
     document = json.loads(manifest.read_text())
     described = document["config"] if which == "config" else document["layers"][-1]
     return blobs / described["digest"].removeprefix("sha256:")
+
+
+def verified(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> Image:
+    """The image of a layout, every byte that it refers to read and every digest compared; extracts nothing."""
+    with open_layout(path, limits) as opened:
+        for layer in opened.image.layers:
+            opened.open_layer(layer).finish()
+        return opened.image

@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from ficc.controller.operations.authority import digest
-from ficc.controller.operations.context import new_id
 from ficc.controller.store import access, models, nodes, services
 from ficc.controller.store.database import Transaction
 from ficc.domain import acquisition, service
 from ficc.domain.access import SCOPES
 from ficc.domain.manifest import File, Manifest
+from ficc.identifiers import new_id
 
 NODE_LIMITS = {
     "cpu_millis": 1000,

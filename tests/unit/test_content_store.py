@@ -52,7 +52,8 @@ def test_a_digest_is_no_path_before_it_is_checked(store: ContentStore, sha256: s
         lambda: store.has_blob(sha256, 1),
         lambda: store.partial(Key(PROJECT, sha256)),
         lambda: store.write(Key(PROJECT, sha256), 0, b"x"),
-        lambda: store.remove_blob(sha256),
+        lambda: store.bin_blob(sha256),
+        lambda: store.bin_partial(Key(PROJECT, sha256)),
     )
     for call in calls:
         with pytest.raises(Refused, match="64 lower-case hex"):
@@ -355,12 +356,30 @@ def test_what_just_changed_is_not_old(store: ContentStore) -> None:
     )
 
 
-def test_removing_a_blob_twice_is_no_fault(store: ContentStore) -> None:
+# Removing.
+
+
+def test_what_is_given_up_is_gone_from_its_place_at_once_and_from_the_disk_later(store: ContentStore) -> None:
     store.write(KEY, 0, DATA)
     store.publish(KEY, len(DATA))
-    store.remove_blob(SHA256)
-    store.remove_blob(SHA256)
+    store.write(KEY, 0, DATA[:7])
+    for move in (lambda: store.bin_blob(SHA256), lambda: store.bin_partial(KEY)):
+        assert move()
+        assert not move()  # a second time there is nothing to move
+    assert not store.has_blob(SHA256, len(DATA))
+    assert store.length(KEY) == 0
+    assert everything(store) == {f"bin/{SHA256}", f"bin/{PROJECT}.{SHA256}"}
+    store.empty_bin()
+    store.empty_bin()
     assert everything(store) == set()
+
+
+def test_what_is_given_up_again_before_the_bin_was_emptied_takes_no_more_room(store: ContentStore) -> None:
+    for _ in range(2):
+        store.write(KEY, 0, DATA)
+        store.publish(KEY, len(DATA))
+        assert store.bin_blob(SHA256)
+    assert everything(store) == {f"bin/{SHA256}"}
 
 
 # Hashing.

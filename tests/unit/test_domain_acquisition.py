@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ficc.domain import acquisition, upload
 from ficc.domain.acquisition import (
@@ -13,9 +15,10 @@ from ficc.domain.acquisition import (
     Acquire,
     Complete,
     Event,
-    Evict,
     Fail,
+    Lose,
     Pause,
+    Proceed,
     Record,
     Settle,
     State,
@@ -28,16 +31,18 @@ from ficc.domain.errors import Reason
 from ficc.domain.lifecycle import IllegalTransition
 from support.lifecycles import final, product, reachable, ways_into
 
+GONE = Reason("content_lost", "The file is gone.")
 FULL = Reason("disk_full", "The content store has no room.")
 SAMPLES: list[Event] = [
     Acquire(),
     Pause(),
     Settle(),
     Supply(),
+    Proceed(),
     Verify(),
     Complete(),
     Fail(FULL),
-    Evict(),
+    Lose(GONE),
 ]
 
 
@@ -50,10 +55,19 @@ def test_exactly_the_table_is_legal(state: State, event: Event) -> None:
             advance(Record(state), event)
 
 
-def test_every_state_is_reached_and_every_one_can_be_left() -> None:
+def test_every_state_is_reached_and_only_a_loss_ends_readiness() -> None:
+    """A model whose bytes are evicted is removed with them; one whose bytes are lost begins again."""
     assert tuple(type(event) for event in SAMPLES) == acquisition.EVENTS
     assert reachable(TRANSITIONS, State.REGISTERED) == set(State)
     assert final(TRANSITIONS, State) == set()
+    assert {event for state, event in TRANSITIONS if state is State.READY} == {Acquire, Complete, Lose}
+
+
+def test_of_a_ready_model_a_lost_file_is_told_and_brought_again() -> None:
+    whole = upload.Record("a" * 64, 9, 9, upload.State.VERIFIED)
+    lost = upload.advance(replace(whole, sha256="b" * 64), upload.Lose(GONE))
+    event = event_of_files(Record(State.READY), [whole, lost], supplied=False)
+    assert advance(Record(State.READY), event) == Record(State.REGISTERED, GONE)
 
 
 def test_every_state_but_ready_can_fail() -> None:
@@ -125,12 +139,39 @@ FAILED = file(upload.State.FAILED, upload.mismatch_reason("a" * 64, "b" * 64))
     ],
 )
 def test_what_files_amount_to(files: list[upload.Record], event: Event) -> None:
-    assert event_of_files(files) == event
+    assert event_of_files(Record(), files, supplied=False) == event
+    proceeding = Proceed() if event == Supply() else event
+    assert event_of_files(Record(State.ACQUIRING, fetching=True), files, supplied=False) == proceeding
+
+
+def test_a7_a_download_that_was_cut_off_while_it_was_verified_goes_on() -> None:
+    """A crash leaves the file partial; so does a wrong hash that is fetched once more."""
+    verifying = advance(advance(Record(), Acquire()), Verify())
+    assert advance(verifying, event_of_files(verifying, [PARTIAL], supplied=False)).state is State.ACQUIRING
+    uploaded = advance(Record(), Verify())
+    assert advance(uploaded, event_of_files(uploaded, [PARTIAL], supplied=False)).state is State.REGISTERED
+
+
+def test_why_a_download_failed_outlives_the_files_that_still_came_to_their_end() -> None:
+    failed = advance(advance(Record(), Acquire()), Fail(FULL))
+    assert advance(failed, event_of_files(failed, [VERIFIED, PARTIAL], supplied=False)) == failed
+    assert advance(failed, event_of_files(failed, [VERIFIED, VERIFIED], supplied=False)).state is State.READY
+    wrong = advance(Record(), event_of_files(Record(), [FAILED], supplied=True))
+    assert advance(wrong, event_of_files(wrong, [PARTIAL], supplied=True)).state is State.REGISTERED, (
+        "an upload begins anew"
+    )
+
+
+def test_a15_what_was_paused_is_not_fetched_any_more() -> None:
+    pausing = advance(advance(Record(), Acquire()), Pause())
+    assert not pausing.fetching
+    verifying = advance(pausing, Verify())
+    assert advance(verifying, event_of_files(verifying, [PARTIAL], supplied=False)).state is State.REGISTERED
 
 
 def test_a25_a_model_with_a_failed_file_is_never_ready() -> None:
     for others in ([], [VERIFIED], [VERIFIED, VERIFYING]):
-        event = event_of_files([*others, FAILED])
+        event = event_of_files(Record(), [*others, FAILED], supplied=False)
         assert isinstance(event, Fail)
         assert event.reason.code == "source_mismatch"
 
@@ -146,13 +187,21 @@ class Course(RuleBasedStateMachine):
         self.settle()
 
     def settle(self) -> None:
-        self.model = advance(self.model, event_of_files(self.files))
+        self.model = advance(self.model, event_of_files(self.model, self.files, supplied=True))
 
     @rule(
         index=st.integers(0, 2),
         event=st.builds(upload.Write, st.integers(0, 3))
         | st.builds(upload.Shorten, st.integers(0, 2))
-        | st.sampled_from([upload.Verify(), upload.Match(), upload.Mismatch("b" * 64), upload.Interrupt()]),
+        | st.sampled_from(
+            [
+                upload.Verify(),
+                upload.Match(),
+                upload.Mismatch("b" * 64),
+                upload.Interrupt(),
+                upload.Restart(FULL),
+            ]
+        ),
     )
     def change(self, index: int, event: upload.Event) -> None:
         index %= len(self.files)
@@ -162,16 +211,20 @@ class Course(RuleBasedStateMachine):
             return
         self.settle()
 
-    @rule(event=st.sampled_from([Acquire(), Pause(), Settle(), Fail(FULL)]))
+    @rule()
+    def acquire(self) -> None:
+        """As the controller does it: files that failed begin anew."""
+        if (self.model.state, Acquire) in TRANSITIONS:
+            self.model = advance(self.model, Acquire())
+            self.files = [
+                upload.advance(file, upload.Retry()) if file.state is upload.State.FAILED else file
+                for file in self.files
+            ]
+
+    @rule(event=st.sampled_from([Pause(), Settle(), Fail(FULL)]))
     def operate(self, event: Event) -> None:
         if (self.model.state, type(event)) in TRANSITIONS:
             self.model = advance(self.model, event)
-
-    @precondition(lambda self: self.model.state is State.READY)
-    @rule()
-    def evict(self) -> None:
-        self.files[0] = upload.advance(self.files[0], upload.Evict())
-        self.model = advance(self.model, Evict())
 
     @invariant()
     def ready_means_that_every_file_is_verified(self) -> None:

@@ -17,7 +17,6 @@ from ficc.domain.lease import (
     TTL_SECONDS_MAX,
     TTL_SECONDS_MIN,
     Event,
-    GiveBack,
     Lapse,
     Lease,
     Renew,
@@ -33,7 +32,7 @@ from ficc.domain.lifecycle import IllegalTransition
 from support.lifecycles import final, product, reachable
 
 FIRST = Renew(1, "boot-a", 1000 * SECOND, 60)
-SAMPLES: list[Event] = [replace(FIRST, sequence=2), Lapse(), GiveBack()]
+SAMPLES: list[Event] = [replace(FIRST, sequence=2), Lapse()]
 
 
 def renew(sequence: int, sent_seconds: int = 1010, *, boot: str = "boot-a", ttl: int = 60) -> Renew:
@@ -53,10 +52,10 @@ def test_exactly_the_table_is_legal(state: State, event: Event) -> None:
             advance(held, event)
 
 
-def test_every_state_is_reached_and_only_given_back_is_final() -> None:
+def test_every_state_is_reached_and_a_lapse_is_final() -> None:
     assert tuple(type(event) for event in SAMPLES) == lease.EVENTS
     assert reachable(TRANSITIONS, State.HELD) == set(State)
-    assert final(TRANSITIONS, State) == {State.GIVEN_BACK}
+    assert final(TRANSITIONS, State) == {State.LAPSED}
 
 
 def test_a_lapsed_lease_is_never_renewed() -> None:
@@ -64,10 +63,6 @@ def test_a_lapsed_lease_is_never_renewed() -> None:
     assert effects == (StopSandbox(),)
     with pytest.raises(IllegalTransition):
         advance(gone, renew(2, 2000))
-    returned, effects = advance(gone, GiveBack())
-    assert effects == ()
-    with pytest.raises(IllegalTransition):
-        advance(returned, renew(2, 2000))
 
 
 # Renewals.
@@ -133,13 +128,13 @@ def test_a_lease_lapses_at_its_deadline() -> None:
     held = grant(FIRST)
     assert not lapsed(held, held.deadline_ns - 1)
     assert lapsed(held, held.deadline_ns)
-    assert not lapsed(replace(held, state=State.GIVEN_BACK), held.deadline_ns)
+    assert not lapsed(replace(held, state=State.LAPSED), held.deadline_ns)
 
 
 def test_the_numbers_of_a_lease() -> None:
     assert (TTL_SECONDS_MIN, lease.TTL_SECONDS_DEFAULT, TTL_SECONDS_MAX) == (5, 60, 3600)
     assert lease.renewal_interval_seconds(60) == 20
-    assert lease.over_for_grantor(1000.0, 60) == 1000 + 60 + 10 + 5
+    assert lease.over_for_grantor(1000, 60) == 1000 + (60 + 10 + 5) * SECOND
     assert grant(Renew(1, "boot", 5, 60)).deadline_ns == 60_000_000_005
 
 
@@ -179,7 +174,7 @@ def test_the_holder_is_done_before_the_grantor_believes_it(
 ) -> None:
     """Whatever was lost or slow: from the holder's deadline there is still time to stop, and a margin."""
     deadline = holder_after(made, skew).deadline_ns / SECOND - skew
-    believed = lease.over_for_grantor(made[-1][1], 60)
+    believed = lease.over_for_grantor(made[-1][1] * SECOND, 60) / SECOND
     assert deadline + STOP_BUDGET_SECONDS + MARGIN_SECONDS <= believed
 
 
@@ -188,5 +183,25 @@ def test_with_changing_times_to_live_the_latest_belief_counts(
     made: list[tuple[int, int, int, bool]], skew: int
 ) -> None:
     deadline = holder_after(made, skew).deadline_ns / SECOND - skew
-    believed = max(lease.over_for_grantor(committed, ttl) for _, committed, ttl, _ in made)
+    believed = max(lease.over_for_grantor(at * SECOND, ttl) for _, at, ttl, _ in made) / SECOND
     assert deadline + STOP_BUDGET_SECONDS < believed
+
+
+# What the grantor believes.
+
+
+@given(st.integers(0, 10**6), st.integers(TTL_SECONDS_MIN, TTL_SECONDS_MAX), st.integers(-(10**6), 10**6))
+def test_l14_a_belief_of_this_boot_is_judged_by_its_clock_alone(at: int, ttl: int, later: int) -> None:
+    over_ns = lease.over_for_grantor(at * SECOND, ttl)
+    now_ns = over_ns + later * SECOND
+    belief = lease.Belief("boot", over_ns, ttl)
+    assert lease.believed_over(belief, "boot", now_ns, seen_ns=now_ns) == (later >= 0)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(TTL_SECONDS_MIN, TTL_SECONDS_MAX))
+def test_l14_of_another_boot_a_whole_lease_is_waited_for(over: int, seen: int, ttl: int) -> None:
+    """Whatever the other clock said, which may be far ahead or behind."""
+    belief = lease.Belief("an earlier boot", over * SECOND, ttl)
+    until_ns = lease.over_for_grantor(seen * SECOND, ttl)
+    assert not lease.believed_over(belief, "boot", until_ns - 1, seen * SECOND)
+    assert lease.believed_over(belief, "boot", until_ns, seen * SECOND)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ficc.domain.estimate import Estimate
-from ficc.domain.placement import NOTHING, Node, Snapshot, Verdict, available, place, size, total
+from ficc.domain.placement import NOTHING, Node, Snapshot, Verdict, available, place, total
 from ficc.domain.plan import COUNTED, Endpoint, Limits, Plan, Runtime
 
 NODE, OTHER = "0" * 26, "1" * 26
@@ -124,7 +124,7 @@ def test_devices_are_exclusive_within_a_submission_and_against_what_is_reserved(
     first, second, third = verdicts(plan(one), plan(other), plan(one))
     assert (first.fits, second.fits) == (True, True)
     assert codes(third) == ["does_not_fit"]
-    assert "GPU-0 of box is taken" in third.problems[0].message
+    assert "GPU-0 is taken on box" in third.problems[0].message
     (held,) = verdicts(plan(one), nodes=[node(reserved=replace(NOTHING, gpu_devices=("GPU-0",)))])
     assert codes(held) == ["does_not_fit"]
 
@@ -190,21 +190,21 @@ def test_l15_a_node_without_the_endpoint_version_runs_jobs_but_no_inference(vers
 def test_a_runtime_that_the_node_lacks_or_has_in_another_build() -> None:
     other_image = replace(RUNTIME, image_digest="sha256:" + "c" * 64)
     upgraded = replace(RUNTIME, package_digest="d" * 64)
-    assert codes(verdicts(plan(runtime=other_image))[0]) == ["runtime_unknown"]
+    assert codes(verdicts(plan(runtime=other_image))[0]) == ["image_not_found"]
     assert codes(verdicts(plan(runtime=upgraded))[0]) == ["runtime_changed"]
 
 
 def test_a_limit_that_the_machine_cannot_enforce() -> None:
     (verdict,) = verdicts(plan(), nodes=[node(snapshot(memory_bytes="no cgroup"))])
-    assert codes(verdict) == ["limit_not_enforceable"]
-    assert "memory_bytes: no cgroup" in verdict.problems[0].message
+    assert codes(verdict) == ["limits_unenforceable"]
+    assert "memory_bytes cannot be enforced on" in verdict.problems[0].message
 
 
 def test_devices_need_to_be_enforceable_only_where_they_are_asked_for() -> None:
     blind = node(snapshot(gpu_devices="no CDI"))
     assert verdicts(plan(), nodes=[blind])[0].fits
     assert codes(verdicts(plan(replace(SMALL, gpu_devices=("GPU-0",))), nodes=[blind])[0]) == [
-        "limit_not_enforceable"
+        "limits_unenforceable"
     ]
 
 
@@ -237,7 +237,12 @@ def test_what_does_not_fit_is_not_called_tight() -> None:
     assert verdict.warnings == ()
 
 
-# Snapshots and numbers for people.
+def test_what_is_missing_is_seen_however_little_it_is() -> None:
+    (verdict,) = verdicts(plan(replace(SMALL, memory_bytes=1001)))
+    assert "1001 wanted, 1000 available (memory_bytes)" in verdict.problems[0].message
+
+
+# Snapshots.
 
 
 def test_a_snapshot_is_read_from_what_an_executor_says() -> None:
@@ -258,21 +263,3 @@ def test_a_snapshot_is_read_from_what_an_executor_says() -> None:
 def test_l15_an_old_snapshot_has_no_endpoint_version() -> None:
     said = {"boot_id": "b", "capacity": SMALL.as_json(), "free": SMALL.as_json(), "runtimes": []}
     assert Snapshot.from_json(said).endpoint_version is None
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (999_949, "999.9 kB"),
-        (999_950, "1.0 MB"),
-        (1_500_000, "1.5 MB"),
-        (2_147_483_648, "2.1 GB"),
-        (10**12, "1.0 TB"),
-        (10**16, "10000.0 TB"),
-    ],
-)
-def test_sizes_for_people(count: int, shown: str) -> None:
-    assert size(count) == shown

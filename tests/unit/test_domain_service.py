@@ -330,3 +330,32 @@ def test_a_refused_action_names_the_state() -> None:
     refused = service.refuse_action(Record(State.STOPPED), "drain")
     assert refused.code == "action_not_allowed"
     assert "stopped cannot drain" in refused.message
+
+
+# What is shown while nodes are not connected.
+
+
+@pytest.mark.parametrize(
+    ("state", "replicas", "shown"),
+    [
+        (State.READY, [LIVE], State.STARTING),
+        (State.READY, [READY, LIVE], State.DEGRADED),
+        (State.DEGRADED, [LIVE, FAILED], State.STARTING),
+        (State.DEGRADED, [READY, READY], State.DEGRADED),  # the record says what it waits for
+        (State.STARTING, [LIVE], State.STARTING),
+        (State.DRAINING, [LIVE], State.DRAINING),
+        (State.STOPPING, [LIVE], State.STOPPING),
+        (State.FAILED, [FAILED], State.FAILED),
+    ],
+)
+def test_a_replica_that_is_not_reached_is_not_shown_as_an_answer(
+    state: State, replicas: list[Replica], shown: State
+) -> None:
+    assert service.as_reached(Record(state), replicas) is shown
+
+
+@given(st.sampled_from(State), st.lists(st.sampled_from([READY, LIVE, FAILED, LOST]), max_size=4))
+def test_what_is_shown_is_never_better_than_what_is_recorded(state: State, replicas: list[Replica]) -> None:
+    shown = service.as_reached(Record(state), replicas)
+    assert shown is state or (state in service.ROUTABLE and shown in (State.DEGRADED, State.STARTING))
+    assert (shown, state) not in {(State.READY, State.DEGRADED), (State.READY, State.STARTING)}

@@ -7,19 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ficc.domain import upload
-from ficc.domain.errors import Refused
+from ficc.domain.errors import Reason, Refused
 from ficc.domain.lifecycle import IllegalTransition
 from ficc.domain.upload import (
     TRANSITIONS,
     AlreadyVerified,
     Append,
     Event,
-    Evict,
     Finish,
     Interrupt,
+    Lose,
     Match,
     Mismatch,
     Record,
+    Restart,
+    Retry,
     Shorten,
     State,
     Verify,
@@ -30,7 +32,19 @@ from ficc.domain.upload import (
 from support.lifecycles import final, product, reachable, ways_into
 
 EXPECTED, ACTUAL = "a" * 64, "b" * 64
-SAMPLES: list[Event] = [Write(1), Verify(), Match(), Mismatch(ACTUAL), Interrupt(), Shorten(3), Evict()]
+GONE = Reason("content_lost", "The file is gone.")
+CHANGED = Reason("source_changed", "The source serves another file now.")
+SAMPLES: list[Event] = [
+    Write(1),
+    Verify(),
+    Match(),
+    Mismatch(ACTUAL),
+    Interrupt(),
+    Shorten(3),
+    Restart(CHANGED),
+    Retry(),
+    Lose(GONE),
+]
 
 
 def record(state: State = State.PARTIAL, offset: int = 40, size: int = 100) -> Record:
@@ -54,10 +68,12 @@ def test_exactly_the_table_is_legal(state: State, event: Event) -> None:
             advance(fitting(state, event), event)
 
 
-def test_every_state_is_reached_and_every_one_can_be_left() -> None:
+def test_every_state_is_reached_and_only_a_loss_leads_away_from_what_is_proved() -> None:
     assert tuple(type(event) for event in SAMPLES) == upload.EVENTS
     assert reachable(TRANSITIONS, State.MISSING) == set(State)
     assert final(TRANSITIONS, State) == set()
+    assert {event for state, event in TRANSITIONS if state is State.VERIFIED} == {Lose}
+    assert advance(record(State.VERIFIED, 100), Lose(GONE)) == Record(EXPECTED, 100, 0, State.MISSING, GONE)
 
 
 def test_only_a_right_hash_verifies() -> None:
@@ -83,14 +99,15 @@ def test_a_shortened_partial_says_so() -> None:
     assert (after.state, after.offset) == (State.PARTIAL, 7)
     assert after.error is not None
     assert after.error.code == "partial_shortened"
-    assert advance(after, Write(1)).error is None
+    more = advance(after, Write(93))
+    assert more.error == after.error, "whoever looks later still learns why it fell"
+    assert advance(advance(more, Verify()), Match()).error is None
 
 
-def test_eviction_says_where_the_bytes_went() -> None:
-    after = advance(record(State.VERIFIED, 100), Evict())
-    assert (after.state, after.offset) == (State.MISSING, 0)
-    assert after.error is not None
-    assert after.error.code == "evicted"
+@pytest.mark.parametrize("state", [State.PARTIAL, State.VERIFYING])
+def test_a6_a_restart_says_why(state: State) -> None:
+    after = advance(record(state, 100), Restart(CHANGED))
+    assert (after.state, after.offset, after.error) == (State.PARTIAL, 0, CHANGED)
 
 
 def test_an_interrupted_verification_keeps_every_byte() -> None:
@@ -124,7 +141,7 @@ def test_the_smallest_steps_are_legal() -> None:
     st.lists(
         st.builds(Write, st.integers(-1, 12))
         | st.builds(Shorten, st.integers(-1, 12))
-        | st.sampled_from([Verify(), Match(), Mismatch(ACTUAL), Interrupt(), Evict()]),
+        | st.sampled_from([Verify(), Match(), Mismatch(ACTUAL), Interrupt(), Restart(CHANGED), Retry()]),
         max_size=25,
     ),
 )

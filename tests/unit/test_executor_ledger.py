@@ -26,9 +26,9 @@ PLAN = Plan(
 )
 
 
-def entry(number: int, slot: int = 0, record: Record | None = None) -> Entry:
+def entry(number: int, account: int = 0, record: Record | None = None) -> Entry:
     fence = Fence(ids.make(number, bytes(10)), 2, PLAN.digest)
-    return Entry(fence, PLAN, record or Record(State.ADMITTED), "boot", slot)
+    return Entry(fence, PLAN, record or Record(State.ADMITTED), "boot", account)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_identity_is_made_once(path: Path) -> None:
 def test_what_was_written_is_read_again(path: Path) -> None:
     ledger = Ledger(path)
     ledger.add(entry(1))
-    ledger.add(entry(2, slot=1))
+    ledger.add(entry(2, account=1))
     reason = Reason("lease_lapsed", "Späť")
     record = Record(State.STOPPING, True, None, reason, Outcome.FAILED)
     changed = ledger.record(entry(1).attempt_id, record)
@@ -59,14 +59,14 @@ def test_what_was_written_is_read_again(path: Path) -> None:
     read = again.get(entry(2).attempt_id)
     assert read is not None
     assert read.plan.digest == PLAN.digest
-    assert read.slot == 1
+    assert read.account_number == 1
 
 
 def test_an_attempt_is_added_once(path: Path) -> None:
     ledger = Ledger(path)
     ledger.add(entry(1))
     with pytest.raises(sqlite3.IntegrityError):
-        ledger.add(entry(1, slot=5))
+        ledger.add(entry(1, account=5))
     assert ledger.get(entry(1).attempt_id) == entry(1)
 
 
@@ -81,17 +81,17 @@ def test_a_write_that_fails_changes_nothing(path: Path) -> None:
     assert ledger.entries() == [entry(1)]
 
 
-def test_slots(path: Path) -> None:
+def test_account_numbers(path: Path) -> None:
     """The lowest number that no held attempt has; those of released ones are used again."""
     ledger = Ledger(path)
     for number in range(3):
-        assert ledger.free_slot() == number
-        ledger.add(entry(number, slot=number))
+        assert ledger.free_account_number() == number
+        ledger.add(entry(number, account=number))
     ledger.record(entry(1).attempt_id, Record(State.FINISHED, outcome=Outcome.FAILED))
-    assert ledger.free_slot() == 3
+    assert ledger.free_account_number() == 3
     ledger.record(entry(1).attempt_id, Record(State.RELEASED, outcome=Outcome.FAILED))
-    assert ledger.free_slot() == 1
-    assert [held.slot for held in ledger.holding()] == [0, 2]
+    assert ledger.free_account_number() == 1
+    assert [held.account_number for held in ledger.holding()] == [0, 2]
 
 
 def test_old_attempts_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_old_attempts_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "RELEASED_KEPT", 2)
     ledger = Ledger(path)
     for number in range(6):
-        ledger.add(entry(number, slot=number))
+        ledger.add(entry(number, account=number))
     for number in (4, 0, 1, 2):
         ledger.record(entry(number).attempt_id, Record(State.RELEASED, outcome=Outcome.SUCCEEDED))
     assert sorted(ledger.forget_old()) == sorted(entry(number).attempt_id for number in (0, 4))

@@ -103,6 +103,12 @@ def test_the_last_lines_are_for_people(tmp_path: Path, log: AttemptLog) -> None:
     assert lines[-1] == "�[31mred�[0m ��tab"
 
 
+def test_what_an_engine_warns_of_in_vain_is_not_its_last_word(tmp_path: Path, log: AttemptLog) -> None:
+    log.write(b"W srv init: security: no API key is set and CORS allows all origins\nE no such tensor\n")
+    assert logs.last_lines(tmp_path, "a") == "E no such tensor"
+    assert b"API key" in logs.tail(tmp_path, "a")[0]
+
+
 def test_one_endless_line(tmp_path: Path, log: AttemptLog) -> None:
     log.write("é".encode() * 10_000)
     last = logs.last_lines(tmp_path, "a")

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from ficc.domain.errors import Refused
-from ficc.images import bootstrap, wheels
+from ficc.images import bootstrap, programs, wheels
 from ficc.images.build import (
+    BUILD_PREFIX,
     LLAMA_SERVER,
     XLLAMACPP,
     ImageFile,
@@ -95,7 +96,9 @@ def test_the_launcher_is_the_shipped_file_and_finds_its_interpreter() -> None:
     assert file.content.startswith(b"#!/usr/bin/python3 -IB\n")
 
 
-def test_what_was_built_before_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_built_before_is_answered_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = ImageStore(tmp_path / "store")
     record = store.import_layout(layout(tmp_path / "layout", base_layer(member("a"))))
     built = tmp_path / "cache/built" / llama_cpp_recipe().digest("bookworm")
@@ -113,9 +116,7 @@ def test_what_was_built_before_is_answered_at_once(tmp_path: Path, monkeypatch: 
             suite="bookworm",
         )
 
-    started = time.monotonic()
     assert build() == record
-    assert time.monotonic() - started < 1
     assert lines == []
     store.remove(record.image_digest)
     with pytest.raises(Refused, match="mmdebstrap is not installed: `apt-get install mmdebstrap`") as caught:
@@ -175,7 +176,7 @@ def test_another_system_names_the_fix(monkeypatch: pytest.MonkeyPatch, system: d
 def test_a_command_that_takes_too_long_ends_with_its_children(tmp_path: Path) -> None:
     script = f"sleep 60 & echo $! > {tmp_path}/child; wait"
     with pytest.raises(Refused, match="took more than 1 s"):
-        bootstrap.run_bounded(["sh", "-c", script], seconds_max=1, what="Waiting")
+        programs.run_bounded(["sh", "-c", script], seconds_max=1, what="Waiting")
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 10
     while _alive(child) and time.monotonic() < deadline:
@@ -189,7 +190,7 @@ def test_a_mirrors_password_is_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="mirror cannot be reached") as caught:
         bootstrap.bootstrap(tmp_path / "root", suite="bookworm", packages=(), mirror=mirror)
     assert "canary" not in caught.value.message
-    assert bootstrap.last_lines(f"a\nGET {mirror}x failed\n") == f"a\nGET {NOWHERE}x failed"
+    assert programs.last_lines(f"a\nGET {mirror}x failed\n") == f"a\nGET {NOWHERE}x failed"
 
 
 def test_permission_bits_are_evened_out(tmp_path: Path) -> None:
@@ -239,6 +240,37 @@ def test_a_given_wheel_is_compared_too(tmp_path: Path) -> None:
         wheels.check(XLLAMACPP, make_wheel(tmp_path))
     with pytest.raises(Refused, match="No such file"):
         wheels.check(XLLAMACPP, tmp_path / "nothing.whl")
+
+
+def test_a_given_wheel_is_looked_at_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Refused, match=r"is not xllamacpp 2026\.10\.11549 as pinned"):
+        build_llama_cpp(
+            ImageStore(tmp_path / "store"),
+            work_dir=tmp_path / "work",
+            cache_dir=tmp_path / "cache",
+            progress=pytest.fail,
+            suite="bookworm",
+            wheel=make_wheel(tmp_path / "wheels"),
+        )
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_build_clears_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    left = tmp_path / "work" / f"{BUILD_PREFIX}left" / "root"
+    left.mkdir(parents=True)
+    with pytest.raises(Refused, match="mmdebstrap is not installed"):
+        build_python_image(
+            ImageStore(tmp_path / "store"),
+            Recipe(name="a", entrypoint=(), files=(), suite="bookworm"),
+            work_dir=tmp_path / "work",
+            cache_dir=tmp_path / "cache",
+            progress=silent,
+        )
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["images.lock"]
 
 
 def test_an_index_without_the_wheel(offline_pip: Path, tmp_path: Path) -> None:

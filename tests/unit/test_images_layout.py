@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from ficc.domain.errors import Refused
-from ficc.images.layout import machine_architecture, verify_layout
+from ficc.images.layout import machine_architecture
 from ficc.images.limits import ImageLimits
-from support.oci_layouts import archive_of, base_layer, blob, digest, layer, layout, member
+from support.oci_layouts import archive_of, base_layer, blob, digest, layer, layout, member, verified
 
 LOWER = base_layer(member("etc/os-release", b"ID=tests\n"))
 UPPER = layer(member("opt/engine/bin/engine", b"#!/bin/sh\n" * 5000, mode=0o755))
@@ -32,7 +32,7 @@ def test_a_layout_is_read_from_a_directory_and_from_an_archive(
     expected = json.loads((path / "index.json").read_text())["manifests"][0]["digest"]
     if archived:
         path = archive_of(path, tmp_path / "image.tar")
-    image = verify_layout(path)
+    image = verified(path)
     assert image.image_digest == expected
     assert image.name == "tests/image"
     assert [one.diff_id for one in image.layers] == [digest(LOWER), digest(UPPER)]
@@ -46,7 +46,7 @@ def test_a_layout_is_read_from_a_directory_and_from_an_archive(
 def test_a_gzip_stream_of_several_members_is_one_layer(tmp_path: Path) -> None:
     packed = b"".join(gzip.compress(UPPER[at : at + 7000]) for at in range(0, len(UPPER), 7000))
     path = layout(tmp_path / "layout", UPPER, packed=True, change_manifest=_swap_layer(tmp_path, packed))
-    assert [one.digest for one in verify_layout(path).layers] == [digest(packed)]
+    assert [one.digest for one in verified(path).layers] == [digest(packed)]
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_the_name_is_the_manifests_when_the_index_has_none(
     path = layout(
         tmp_path / "layout", LOWER, name=None, change_manifest=lambda m: m.update(annotations=annotations)
     )
-    assert verify_layout(path).name == name
+    assert verified(path).name == name
 
 
 def test_members_that_other_tools_leave_out_or_null(tmp_path: Path) -> None:
     path = layout(tmp_path / "layout", LOWER, change_config=lambda c: c.update(config=None))
-    image = verify_layout(path)
+    image = verified(path)
     assert (image.environment, image.entrypoint, image.labels) == ({}, (), {})
 
 
@@ -82,7 +82,7 @@ def test_an_archive_that_skopeo_writes(tmp_path: Path) -> None:
         check=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    image = verify_layout(archive)
+    image = verified(archive)
     assert image.name == "a/name:1"
     assert [one.diff_id for one in image.layers] == [digest(LOWER), digest(UPPER)]
 
@@ -295,5 +295,5 @@ def test_an_archive_that_holds_a_file_twice_or_not_at_all(tmp_path: Path) -> Non
 
 def _refuses(path: Path, says: str, limits: ImageLimits | None = None) -> None:
     with pytest.raises(Refused, match=says) as caught:
-        verify_layout(path, limits or ImageLimits())
+        verified(path, limits or ImageLimits())
     assert caught.value.code == "image_refused"

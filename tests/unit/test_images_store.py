@@ -47,8 +47,6 @@ def test_an_image_is_imported_listed_and_found(tmp_path: Path, store: ImageStore
     record = store.import_layout(path)
     assert store.list() == [record]
     assert store.get(record.image_digest) == record
-    assert store.by_name("tests/image") == [record]
-    assert store.by_name("other") == []
     document = record.as_json()
     assert json.loads(json.dumps(document)) == document
     assert ImageRecord.from_json(document) == record
@@ -86,12 +84,10 @@ def test_newest_first(tmp_path: Path, store: ImageStore) -> None:
         for number in range(3)
     ]
     assert store.list() == records[::-1]
-    assert store.by_name("tests/image") == records[::-1]
 
 
 def test_an_empty_store(store: ImageStore) -> None:
     assert store.list() == []
-    assert store.by_name("any") == []
     with pytest.raises(Refused) as caught:
         store.get("sha256:" + "0" * 64)
     assert caught.value.code == "image_not_found"

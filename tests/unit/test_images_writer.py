@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from ficc.domain.errors import Refused
-from ficc.images.layout import machine_architecture, verify_layout
+from ficc.images.layout import machine_architecture
 from ficc.images.store import MOUNT_POINTS, ImageStore
 from ficc.images.writer import write_layout
+from support.oci_layouts import verified
 
 GOLDEN = "sha256:d4af72f9ac8d1761769042176b7dc28394f9b109d93f47147b7b981bda4495a1"
 """Of the tree below, for amd64. It changes only when every image's digest changes: say so in the notes."""
@@ -115,7 +116,7 @@ def test_what_an_engine_could_see_matters(tmp_path: Path, change: object) -> Non
 def test_a_tree_survives_writing_and_importing(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     digest = write(tree, tmp_path / "layout")
-    assert verify_layout(tmp_path / "layout").image_digest == digest
+    assert verified(tmp_path / "layout").image_digest == digest
     store = ImageStore(tmp_path / "store")
     record = store.import_layout(tmp_path / "layout")
     assert (record.image_digest, record.name) == (digest, "tests/golden")

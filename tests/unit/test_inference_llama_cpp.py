@@ -61,11 +61,25 @@ def test_the_whole_command_line(
     assert understood.ctx_size == 4 * 4096
 
 
-@pytest.mark.parametrize(("context", "batch"), [(1, 1), (512, 512), (8192, 8192), (8193, 8192)])
+@pytest.mark.parametrize(("context", "batch"), [(1, 4), (512, 512), (8192, 8192), (8193, 8192)])
 def test_g25_an_input_for_embeddings_may_be_as_long_as_the_context(context: int, batch: int) -> None:
     made = job(specification(context=context), gguf(["embeddings"]))
     understood = llama_server.parser().parse_args(made.argv[1:])
     assert (understood.batch_size, understood.ubatch_size) == (batch, batch)
+
+
+@pytest.mark.parametrize("capabilities", [["embeddings"], ["chat", "embeddings"]])
+@pytest.mark.parametrize("concurrency", [1, 2, 3, 5, 7, 256])
+@pytest.mark.parametrize("context", [1, 500, 1000, 4096])
+def test_a_batch_is_divided_among_the_slots_without_a_remainder(
+    capabilities: list[str], concurrency: int, context: int
+) -> None:
+    """Else the engine aborts while it loads (GGML_ASSERT, status 134)."""
+    made = job(specification(context=context, concurrency=concurrency), gguf(capabilities))
+    understood = llama_server.parser().parse_args(made.argv[1:])
+    given = understood.ubatch_size or 512
+    assert given % concurrency == 0
+    assert given >= min(context, 512)
 
 
 def test_the_executable_is_the_images() -> None:

@@ -99,7 +99,15 @@ def test_the_interfaces_own_statuses(code: str, status: int) -> None:
 
 def test_g28_what_an_engine_may_have_seen_is_not_to_be_retried() -> None:
     seen = {code for code, entry in CODES.items() if entry.engine_may_have_seen_it}
-    assert seen == {"peer_lost", "deadline_exceeded", "fenced", "engine_error", "service_stopped"}
+    assert seen == {
+        "client_gone",
+        "peer_lost",
+        "deadline_exceeded",
+        "fenced",
+        "engine_busy",
+        "engine_error",
+        "service_stopped",
+    }
     for code in CODES:
         headers = dict(http_api.error_headers(Refused(code, ".")))
         assert headers.get(b"x-should-retry") == (b"false" if code in seen else None)

@@ -18,7 +18,12 @@ ALIAS = "assistant"
 
 
 def read(data: bytes, *, depth_max: int = 64, values_max: int = 1000) -> Request:
-    return openai.read(data, ALIAS, depth_max=depth_max, values_max=values_max)
+    return openai.read(data, depth_max=depth_max, values_max=values_max)
+
+
+def sent(data: bytes) -> bytes:
+    """The body that the engine gets."""
+    return read(data).addressed(data, ALIAS)
 
 
 def refusal(data: bytes, **bounds: int) -> Refused:
@@ -33,25 +38,31 @@ def refusal(data: bytes, **bounds: int) -> Refused:
 
 def test_a_body_that_names_the_alias_is_not_touched() -> None:
     body = b'{ "model" : "assistant", "stream":true }'
-    request = read(body)
-    assert request == Request("assistant", True, body)
-    assert request.body is body
+    assert (read(body).model, read(body).stream) == ("assistant", True)
+    assert sent(body) is body
 
 
 @pytest.mark.parametrize(
-    ("body", "model", "sent"),
+    ("body", "model", "addressed"),
     [
-        (b'{"messages":[]}', None, b'{"model": "assistant", "messages":[]}'),
+        (b'{"messages":[{}]}', None, b'{"model": "assistant", "messages":[{}]}'),
         (b'{"model":null,"n":1}', None, b'{"model":"assistant","n":1}'),
         (b'{"n":1,"model":"smollm2"}', "smollm2", b'{"n":1,"model":"assistant"}'),
         (b'{"model":"","n":1}', "", b'{"model":"assistant","n":1}'),
         (b"{}", None, b'{"model": "assistant"}'),
+        ('{"é":"😀","model":"ü","n":"é"}'.encode(), "ü", '{"é":"😀","model":"assistant","n":"é"}'.encode()),
     ],
 )
 def test_the_alias_is_put_in_and_the_clients_own_name_told(
-    body: bytes, model: str | None, sent: bytes
+    body: bytes, model: str | None, addressed: bytes
 ) -> None:
-    assert read(body) == Request(model, False, sent)
+    assert (read(body).model, read(body).stream) == (model, False)
+    assert sent(body) == addressed
+
+
+def test_a_conversation_without_a_message_goes_to_no_engine() -> None:
+    refused = refusal(b'{"messages": []}')
+    assert (refused.code, refused.param) == ("invalid_body", "messages")
 
 
 def test_g22_unknown_fields_reach_the_engine_byte_for_byte() -> None:
@@ -61,9 +72,8 @@ def test_g22_unknown_fields_reach_the_engine_byte_for_byte() -> None:
     )
     bodies = (b"{" + kept + b"}", b'{"model":"other",' + kept + b" }\n", b"{" + kept + b',"model":null}')
     for body in bodies:
-        sent = read(body).body
-        assert kept in sent
-        assert json.loads(sent) == {**json.loads(body), "model": ALIAS}
+        assert kept in sent(body)
+        assert json.loads(sent(body)) == {**json.loads(body), "model": ALIAS}
 
 
 @given(
@@ -85,9 +95,9 @@ def test_g22_whatever_a_client_sends_arrives_with_the_alias_in_it(
     others: dict[str, Any], model: str | None, stream: bool | None
 ) -> None:
     body = {**others, "model": model, "stream": stream}
-    request = read(json.dumps(body).encode())
-    assert json.loads(request.body) == {**body, "model": ALIAS}
-    assert (request.model, request.stream) == (model, bool(stream))
+    data = json.dumps(body).encode()
+    assert json.loads(sent(data)) == {**body, "model": ALIAS}
+    assert (read(data).model, read(data).stream) == (model, bool(stream))
 
 
 @pytest.mark.parametrize("stream", ["true", "false", "null"])
@@ -130,22 +140,11 @@ def test_g20_what_readers_disagree_on_is_refused_by_its_place(body: bytes, param
 
 def test_a_body_is_an_object_within_its_bounds() -> None:
     assert refusal(b"[]").code == "invalid_json"
-    assert "more than 3 values" in refusal(b'{"a":[1,2]}', values_max=3).message
+    many = refusal(b'{"a":[1,2]}', values_max=3)
+    assert "more than 3 values" in many.message
+    assert many.param == "byte 8"
     assert read(b'{"a":[1,2]}', values_max=4)
     assert "deeper than 1" in refusal(b'{"a":[1,2]}', depth_max=1).message
-
-
-def test_the_model_that_picks_a_service_has_to_be_named() -> None:
-    def peek(data: bytes) -> str:
-        return openai.peek_model(data, depth_max=8, values_max=8)
-
-    assert peek(b'{"model":"assistant"}') == "assistant"
-    for body in (b"{}", b'{"model":null}', b'{"model":5}'):
-        with pytest.raises(Refused) as caught:
-            peek(body)
-        assert (caught.value.code, caught.value.param) == ("invalid_body", "model")
-    with pytest.raises(Refused, match="cannot be taken"):
-        peek(b'{"model":"a","model":"a"}')
 
 
 def test_each_path_needs_one_capability() -> None:
@@ -277,7 +276,7 @@ def test_g19_what_has_no_shape_is_summed_up(body: bytes) -> None:
         (413, 413, "too_large"),
         (415, 400, "invalid_body"),
         (422, 422, "invalid_request"),
-        (429, 429, "busy"),
+        (429, 429, "engine_busy"),
         (500, 502, "engine_error"),
         (501, 502, "engine_error"),
         (503, 502, "engine_error"),
@@ -302,7 +301,56 @@ def test_g19_whatever_an_engine_answers_becomes_an_error_of_ours(status: int, bo
     assert http_api.json_bytes(document)
 
 
-def test_g28_an_engines_failure_is_not_to_be_sent_twice() -> None:
-    _, document = engine_error(500, b"")
+@pytest.mark.parametrize("status", [429, 500])
+def test_g28_what_an_engine_saw_is_not_to_be_sent_twice(status: int) -> None:
+    _, document = engine_error(status, b"")
     refused = Refused(document["error"]["code"], document["error"]["message"])
     assert (b"x-should-retry", b"false") in http_api.error_headers(refused)
+
+
+LLAMA_500 = [
+    "input (2003 tokens) is too large to process. increase the physical batch size (current batch size: 512)",
+    "input (9000 tokens) is larger than the max context size (4096 tokens). skipping",
+    "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj",
+    "audio input is not supported - hint: if this is unexpected, you may need to provide the mmproj",
+]
+
+
+@pytest.mark.parametrize("message", LLAMA_500)
+def test_a_refusal_that_llama_cpp_calls_a_fault_of_its_own_is_the_callers(message: str) -> None:
+    answer = {"error": {"code": 500, "message": message, "type": "server_error"}}
+    for refused in (
+        openai.engine_refusal(500, json.dumps(answer).encode()),
+        openai.engine_fault(json.dumps(answer).encode()),
+    ):
+        assert (refused.code, refused.message) == ("invalid_body", message)
+
+
+def test_other_words_with_the_status_of_a_fault_stay_a_fault() -> None:
+    for message in ("failed to decode the batch", "The image input is not supported", "input is too large"):
+        answer = json.dumps({"error": {"code": 500, "message": message}}).encode()
+        assert openai.engine_refusal(500, answer).code == "engine_error"
+
+
+def test_an_engines_words_are_repeated_within_bounds() -> None:
+    refused = openai.engine_refusal(
+        400, json.dumps({"error": {"message": "m" * 9000, "param": "p" * 9000}}).encode()
+    )
+    assert refused.message == "m" * openai.MESSAGE_CHARACTERS_MAX
+    assert refused.param == "p" * openai.MESSAGE_CHARACTERS_MAX
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        (b'{"error":{"message":"m","code":400}}', "invalid_body", "m"),
+        (b'{"message":"m","code":429}', "engine_busy", "m"),
+        (b'{"message":"m","code":"400"}', "engine_error", "m"),
+        (b'{"message":"m","code":true}', "engine_error", "m"),
+        (b"out of memory", "engine_error", "The engine reported a fault of its own."),
+        (b"", "engine_error", "The engine reported a fault of its own."),
+    ],
+)
+def test_g3_a_fault_inside_a_stream_is_told_in_our_shape(text: bytes, code: str, message: str) -> None:
+    refused = openai.engine_fault(text)
+    assert (refused.code, refused.message) == (code, message)

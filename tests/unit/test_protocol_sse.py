@@ -147,6 +147,17 @@ def test_no_content_ever_says_done(content: str, at: list[int]) -> None:
     assert scanner.between_events
 
 
+def test_a_line_that_goes_on_behind_done_says_nothing() -> None:
+    assert not scanned(b"data: [DONE]").done
+    assert not scanned(b"data: [DONE]", b"junk\n\n").done
+
+
+def test_done_on_the_last_line_counts_without_its_end() -> None:
+    scanner = scanned(b"data: 1\n\n", b"data: [DO", b"NE]")
+    scanner.finish()
+    assert scanner.done
+
+
 def test_done_stays_done() -> None:
     assert scanned(b"data: [DONE]\n\n", b"data: {}\n\n", b"x" * 100).done
 
@@ -159,9 +170,84 @@ def test_empty_readings_change_nothing() -> None:
 def test_g7_an_event_of_3_mb_leaves_nothing_behind() -> None:
     scanner = scanned(b"data: " + b"x" * (3 << 20))
     assert not scanner.between_events
-    assert len(scanner._last) <= 16
+    assert len(scanner._last) <= 32
     scanner.feed(bytearray(b"\n\n"))
     assert scanner.between_events
+
+
+# Faults that an engine reports.
+
+HARMLESS = [
+    b'data: {"error":null,"choices":[]}\n\n',
+    b'data: {"content":"error: {\\"message\\": 1}"}\n\n',
+    b"event: errors\ndata: {}\n\n",
+    b"event: error_free\ndata: {}\n\n",
+    b": error: nothing\n\n",
+    b"data: error: nothing\n\n",
+    b'data: {"errors":[1]}\n\n',
+    b'data: {"object":"errors"}\n\n',
+    b"errors: 1\n\n",
+]
+
+
+@pytest.mark.parametrize("event", HARMLESS)
+def test_g3_what_only_looks_like_a_fault_passes_unchanged(event: bytes) -> None:
+    stream = b"data: 1\n\n" + event + b"data: [DONE]\n\n"
+    for size in (1, 3, 16, 1000):
+        scanner = Scanner()
+        passed = [scanner.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
+        assert b"".join(passed) == stream
+        assert scanner.fault is None
+        assert scanner.done
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["LF", "CRLF", "CR"])
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (['error: {"message":"m"}'], b'{"message":"m"}'),
+        (["event: error", 'data: {"message":"m"}'], b'{"message":"m"}'),
+        (["id: 7", "event:error", "data: {", 'data: "message":"m"}'], b'{\n"message":"m"}'),
+        (['data: {"error":{"message":"m"}}'], b'{"error":{"message":"m"}}'),
+        (['data:{"object": "error","message":"m"}'], b'{"object": "error","message":"m"}'),
+    ],
+)
+def test_g3_a_fault_is_kept_back_whole_however_it_is_cut(lines: list[str], fault: bytes, end: str) -> None:
+    before = f"data: 1{end}{end}".encode()
+    stream = before + "".join(line + end for line in (*lines, "")).encode() + b"data: [DONE]\n\n"
+    for size in (1, 2, 5, 1000):
+        scanner, passed = Scanner(), b""
+        for at in range(0, len(stream), size):
+            passed += scanner.feed(stream[at : at + size])
+        assert scanner.fault == fault
+        assert not scanner.done
+        assert scanner.between_events
+        assert passed + scanner.repair in (before, before + f"id: 7{end}".encode() + b"\n")
+
+
+def test_g3_a_fault_of_any_size_is_held_within_bounds() -> None:
+    scanner = Scanner()
+    assert scanner.feed(b'data: {"error": "') == b""
+    for _ in range(20):
+        assert scanner.feed(b"x" * 5000) == b""
+    assert scanner.fault == b""
+
+
+def test_a_fault_that_the_end_cuts_off_is_still_one() -> None:
+    scanner = scanned(b'event: error\ndata: {"message":"m"}')
+    assert scanner.fault is None
+    scanner.finish()
+    assert scanner.fault == b'{"message":"m"}'
+
+
+@given(STREAMS, st.lists(st.integers(0, 60), max_size=6))
+def test_g6_whatever_is_no_fault_passes_byte_for_byte(stream: bytes, at: list[int]) -> None:
+    scanner = Scanner()
+    passed = b"".join(bytes(scanner.feed(piece)) for piece in cut(stream, at))
+    held = len(stream) - len(passed)
+    assert stream.startswith(passed)
+    assert held <= 16
+    assert held == 0 or b"\n" not in stream[len(passed) :]
 
 
 # Events of our own, and content types.

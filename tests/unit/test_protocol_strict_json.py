@@ -98,18 +98,16 @@ def test_one_member_changes_and_nothing_else_does(
 ) -> None:
     before, data = made
     found = members(data)
-    after = found.with_member(name, value)
+    place = found.place(name)
+    after = place.filled(data, value)
     assert json.loads(after) == {**before, name: value}
-    assert parse(after.encode()) == {**before, name: value}
-    text, member = found.text, found.members.get(name)
-    if member is not None:
-        rest = len(text) - member.end
-        assert after[: member.start] == text[: member.start]
-        assert after[len(after) - rest :] == text[member.end :]
+    assert parse(after) == {**before, name: value}
+    assert after.startswith(data[: place.start])
+    assert after.endswith(data[place.end :])
+    if name in before:
+        assert json.loads(data[place.start : place.end]) == before[name]
     else:
-        at = text.index("{") + 1
-        assert after[:at] == text[:at]
-        assert after.endswith(text[at:])
+        assert place.start == place.end == data.index(b"{") + 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_one_member_changes_and_nothing_else_does(
     ],
 )
 def test_a_member_is_replaced_where_it_stands_or_put_first(before: bytes, after: str) -> None:
-    assert members(before).with_member("model", "m") == after
+    assert members(before).place("model").filled(before, "m").decode() == after
 
 
 # Duplicates.
@@ -440,3 +438,27 @@ def test_hostile_megabytes_take_no_longer_than_friendly_ones() -> None:
 
 def test_the_limits_are_named() -> None:
     assert (strict_json.DEPTH_MAX, strict_json.VALUES_MAX) == (64, 262_144)
+
+
+@pytest.mark.parametrize(
+    ("data", "values_max", "place"),
+    [
+        (b"[1,2,3]", 3, "byte 5"),
+        (b'{"a":"[,{",  "b":[1]}', 3, "byte 18"),
+        (b'{"a":1,"b":2,"c":3}', 2, "byte 7"),
+        (b'"' * 100, 2, "byte 100"),
+    ],
+)
+def test_g20_a_value_too_many_is_named_by_its_place(data: bytes, values_max: int, place: str) -> None:
+    with pytest.raises(NotJson, match=f"more than {values_max} values") as caught:
+        parse(data, values_max=values_max)
+    assert caught.value.place == place
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2999])
+def test_g20_nesting_that_is_never_closed_is_named_by_its_place(closed: int) -> None:
+    data = b'{"a":' + b"[" * 3000 + b"]" * closed + b"}"
+    for read in (parse, members):
+        with pytest.raises(NotJson) as caught:
+            read(data)
+        assert caught.value.place is not None

@@ -1,15 +1,22 @@
-"""The entry point `ficc`. Exit status: 0 done, 1 the operation failed, 2 wrong usage, 130 interrupted."""
+"""The entry point `ficc`. Exit status: 0 done, 1 the operation failed, 2 wrong usage, 128 + N ended by signal N (130:
+Ctrl-C)."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ficc import __version__
-from ficc.cli import output
-from ficc.cli.commands import chat, models, nodes, processes, runtimes, services, tokens
+from ficc.cli import failure, output
+from ficc.cli.commands import chat, content, models, nodes, processes, runtimes, services, tokens
+from ficc.cli.failure import FAILED, WRONG_USAGE
 from ficc.client.errors import ApiError, Unreachable
 from ficc.domain.errors import Refused
 
@@ -20,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(models.app, name="model")
+app.add_typer(content.app, name="content")
 app.add_typer(runtimes.app, name="runtime")
 app.add_typer(services.app, name="service")
 app.add_typer(nodes.app, name="node")
@@ -38,54 +46,111 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    state_directory: Annotated[
+        Path | None,
+        typer.Option(help="Where everything is kept (FICC_STATE_DIRECTORY).", file_okay=False),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no hints.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of a failure (FICC_DEBUG).")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
+    if state_directory is not None:  # by the environment, so that processes that we start have it too
+        os.environ["FICC_STATE_DIRECTORY"] = str(state_directory.absolute())
+    if debug:
+        os.environ["FICC_DEBUG"] = "1"
     if quiet:
         output.be_quiet()
 
 
+GLOBAL_FLAGS = frozenset({"--quiet", "--debug"})
+GLOBAL_OPTION = "--state-directory"
+
+
+def global_first(words: Sequence[str]) -> list[str]:
+    """The same command line with the options of `ficc` itself at its head, wherever they were written."""
+    ours: list[str] = []
+    rest: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            return [*ours, *rest, word, *left]
+        if word == GLOBAL_OPTION and left:
+            ours += [word, left.pop(0)]
+        elif word in GLOBAL_FLAGS or word.startswith(GLOBAL_OPTION + "="):
+            ours.append(word)
+        else:
+            rest.append(word)
+    return [*ours, *rest]
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal other than Ctrl-C's asked us to end; what a command began is cleared up all the same."""
+
+
 def run() -> None:
     """Run the command line and exit."""
-    as_json = "--json" in sys.argv
+    came: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        came.append(number)
+        raise _Ended
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, end)
+    status = _status(global_first(sys.argv[1:]))
+    sys.exit(128 + came[0] if came else status)
+
+
+def _status(words: list[str]) -> int:
+    as_json = "--json" in words
     try:
-        sys.exit(app(standalone_mode=False) or 0)  # the status of typer.Exit, None when all went well
+        return app(words, standalone_mode=False) or 0  # the status of typer.Exit, None when all went well
     except typer.TyperException as error:
-        message = getattr(error, "format_message", error.__str__)()
+        message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
         if message.startswith("Usage:"):  # a group without a command
             output.errors.print(message, markup=False)
         else:
             output.show_error(message, "usage", as_json=as_json)
-        sys.exit(2)
+        return WRONG_USAGE
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
-    except ApiError as error:
-        _api_error(error, as_json=as_json)
-        sys.exit(1)
-    except Refused as refused:
-        output.show_error(refused.message, refused.code, as_json=as_json)
-        sys.exit(1)
-    except Unreachable as error:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        return _failed(error, as_json=as_json)
+
+
+def _failed(error: Exception, *, as_json: bool) -> int:
+    """Say what went wrong in one line, and the traceback only to those who asked for it."""
+    if os.environ.get("FICC_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, ApiError):
+        message = str(error.error.get("message"))
+        output.show_error(message, error.code, as_json=as_json, request_id=error.request_id)
+    elif isinstance(error, Refused):
+        output.show_error(error.message, error.code, as_json=as_json)
+    elif isinstance(error, Unreachable):
         output.show_error(str(error), "unreachable", as_json=as_json)
-        sys.exit(1)
-    except LookupError as error:
+    elif type(error) is LookupError:  # not its subclasses: a KeyError is a fault of ours
         output.show_error(str(error.args[0]), "not_found", as_json=as_json)
-        sys.exit(1)
-    except ValueError as error:
-        if not hasattr(error, "errors"):
-            raise
-        first = error.errors()[0]  # pydantic's, of a setting
-        place = ".".join(map(str, first["loc"]))
-        output.show_error(f"{place}: {first['msg']}", "invalid_settings", as_json=as_json)
-        sys.exit(1)
-
-
-def _api_error(error: ApiError, *, as_json: bool) -> None:
-    output.show_error(
-        str(error.error.get("message")), error.code, as_json=as_json, request_id=error.request_id
-    )
+    elif (found := failure.of(error)) is not None:
+        output.show_error(
+            found.message,
+            found.code,
+            as_json=as_json,
+            request_id=found.request_id,
+            hints=found.hints,
+            **found.more,
+        )
+        return found.status
+    else:
+        what = f"{type(error).__name__}: {error}"
+        output.show_error(f"A fault of ours: {what}. --debug shows where.", "internal", as_json=as_json)
+    return FAILED
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a command prints: the result on standard output, everything else on standard error.
+"""What a command prints. Standard output is for the result alone, so that a pipe gets nothing else; hints, progress
+and failures go to standard error.
 
-`--json` prints exactly the API's record; on failure standard output stays empty and standard error gets one
-`{"error": …}` line. Progress is a bar on a terminal, and off one a plain line every ten seconds and at each
-change of state.
+With `--json` the result is the API's record as it came, and a failure one line, `{"error": …}`. Progress is a bar
+where there is a terminal to draw it on; elsewhere it is a line now and then, and at each change of state.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+
+from ficc.domain.quantity import size as size  # the commands say output.size, as output.duration
 
 PLAIN_SECONDS = 10.0
 
@@ -41,24 +43,37 @@ def show_json(document: Any) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], nothing: str) -> None:
-    """A table, or what to do when there is nothing yet."""
+    """A table, or what to do when there is nothing yet. A row is one line however narrow the terminal is: an id that
+    was broken could not be copied."""
     if not rows:
         say(nothing)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("–" if cell is None else str(cell) for cell in row))
-    results.print(table)
+    cells = [list(columns), *(["–" if cell is None else str(cell) for cell in row] for row in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    for number, line in enumerate(cells):
+        padded = (set_cell_size(cell, width) for cell, width in zip(line, widths, strict=True))
+        results.print("  ".join(padded).rstrip(), style=None if number else "bold", markup=False)
 
 
-def show_error(message: str, code: str, *, as_json: bool, request_id: str | None = None, **more: Any) -> None:
+def show_error(
+    message: str,
+    code: str,
+    *,
+    as_json: bool,
+    request_id: str | None = None,
+    hints: Sequence[str] = (),
+    **more: Any,
+) -> None:
     if as_json:
         document = {"error": {"code": code, "message": message, "request_id": request_id, **more}}
         print(json.dumps(document, ensure_ascii=False), file=sys.stderr)
         return
-    errors.print(f"Error: {message} ({code})", style="red", markup=False)
+    first, *rest = message.splitlines() or [""]
+    errors.print(f"Error: {first} ({code})", style="red", markup=False)
+    for line in rest:
+        errors.print(f"  {line}", markup=False)
+    for hint in hints:
+        errors.print(f"  {hint}", markup=False)
     if request_id:
         errors.print(f"  request {request_id}", markup=False)
 
@@ -72,7 +87,7 @@ class Meter:
         self._began = time.monotonic()
         self._from: int | None = None
         self._said_at = 0.0
-        self._phase = ""
+        self._shown: tuple[str, int] | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
@@ -99,10 +114,17 @@ class Meter:
         numbers = self._numbers(done, phase)
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, numbers=numbers)
-        elif phase != self._phase or done == self._total or time.monotonic() - self._said_at > PLAIN_SECONDS:
+        elif self._worth_a_line(done, phase):
             say(f"{self._what}  {numbers}")
             self._said_at = time.monotonic()
-        self._phase = phase
+        self._shown = (phase, done)
+
+    def _worth_a_line(self, done: int, phase: str) -> bool:
+        """Off a terminal: each change of phase, the end, and every now and then where it stands."""
+        if self._shown == (phase, done):
+            return False
+        late = time.monotonic() - self._said_at > PLAIN_SECONDS
+        return self._shown is None or self._shown[0] != phase or done == self._total or late
 
     def _numbers(self, done: int, phase: str) -> str:
         elapsed = time.monotonic() - self._began
@@ -115,15 +137,6 @@ class Meter:
             if done < self._total:
                 text += f"  {duration((self._total - done) / rate)} left"
         return text
-
-
-def size(count: int) -> str:
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit in ("B", "kB") else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ficc.cli import connection
+from ficc.domain.plan import LEAST
 
 if TYPE_CHECKING:
     from ficc.client.api import Api
@@ -13,10 +14,9 @@ if TYPE_CHECKING:
 MEMORY_BYTES_MIN = 512 << 20
 MEMORY_FACTOR = 2
 MEMORY_EXTRA_BYTES = 512 << 20
-PROCESSES = 64
-STORAGE_BYTES = 64 << 20
-ENGINES = {"gguf": ("llama_cpp", "/opt/engine/bin/llama-server")}
-"""By a model's format: the engine that runs it, and where the images that we build have it."""
+CORE_MILLIS = 1000
+ENGINES = {"gguf": "llama_cpp"}
+"""By a model's format: the engine that runs it."""
 RUNTIME_MEMBERS = ("provider", "package_digest", "image_digest", "isolation", "network")
 
 
@@ -37,19 +37,22 @@ class Wishes:
 
 
 async def build(api: Api, wishes: Wishes) -> dict[str, Any]:
-    """The specification. Raises LookupError for a model, node or runtime that is not there."""
+    """The specification; what is left out has the API's defaults. Raises LookupError for a model, node or runtime
+    that is not there."""
+    from ficc.images.build import LLAMA_SERVER  # here, because loading it takes a small command's time
+
     model = await connection.resolve(api, "/models", wishes.model, "manifest.name")
     nodes = [node async for node in api.every("/contributors")]
     chosen = [_node(nodes, given) for given in wishes.nodes] or [_roomiest(nodes)]
-    engine, executable = ENGINES.get(model["manifest"]["format"], (None, None))
+    engine = ENGINES.get(model["manifest"]["format"])
     if engine is None:
         raise LookupError(f"No engine of this release runs {model['manifest']['format']} models.")
     return {
         "alias": wishes.alias,
         "model_id": model["id"],
         "engine": engine,
-        "runtime": _runtime(chosen[0], wishes.runtime),
-        "executable": executable,
+        "runtime": _runtime(chosen[0], wishes.runtime, engine),
+        "executable": LLAMA_SERVER,
         "context": wishes.context,
         "concurrency": wishes.concurrency,
         "placements": [
@@ -75,23 +78,31 @@ def _roomiest(nodes: list[dict[str, Any]]) -> dict[str, Any]:
     return max(connected, key=lambda node: int(node["available"]["memory_bytes"]))
 
 
-def _runtime(node: dict[str, Any], wanted: str | None) -> dict[str, Any]:
-    for runtime in node["runtimes"]:  # newest first
-        if wanted in (None, runtime["name"], runtime["image_digest"]) or runtime["name"].endswith(
-            f"/{wanted}"
-        ):
-            return {member: runtime[member] for member in RUNTIME_MEMBERS}
-    hint = (
-        "build one there with `ficc runtime build llama-cpp`" if wanted is None else "see `ficc runtime list`"
-    )
-    raise LookupError(f"{node['name']} has no runtime{'' if wanted is None else f' {wanted!r}'}; {hint}.")
+def _runtime(node: dict[str, Any], wanted: str | None, engine: str) -> dict[str, Any]:
+    """The newest image of the wanted name or digest; without a wish, the newest that is named after the engine, and
+    where none is, the newest of all."""
+    runtimes = node["runtimes"]  # newest first
+    names = [wanted] if wanted is not None else [engine.replace("_", "-"), None]
+    for name in names:
+        for runtime in runtimes:
+            if name in (None, runtime["name"], runtime["image_digest"], runtime["name"].rpartition("/")[2]):
+                return {member: runtime[member] for member in RUNTIME_MEMBERS}
+    if wanted is not None:
+        raise LookupError(f"{node['name']} has no runtime {wanted!r}; see `ficc runtime list`.")
+    raise LookupError(f"{node['name']} has no runtime; build one there with `ficc runtime build llama-cpp`.")
+
+
+def default_cpu_millis(free_millis: int, replicas: int) -> int:
+    """For one of so many replicas on a node: together half of the free cores, whole ones and at least one, so that
+    another service fits beside them; less where less is free. Where nothing is, the refusal says who has it."""
+    share = max(CORE_MILLIS, free_millis // 2 // CORE_MILLIS * CORE_MILLIS)
+    return max(LEAST["cpu_millis"], (min(share, free_millis) or CORE_MILLIS) // replicas)
 
 
 def _limits(wishes: Wishes, model: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
     guess = max(MEMORY_BYTES_MIN, MEMORY_FACTOR * model["bytes_total"] + MEMORY_EXTRA_BYTES)
     return {
-        "cpu_millis": wishes.cpu_millis or node["capacity"]["cpu_millis"],
+        "cpu_millis": wishes.cpu_millis
+        or default_cpu_millis(node["available"]["cpu_millis"], wishes.replicas),
         "memory_bytes": wishes.memory_bytes or guess,
-        "processes": PROCESSES,
-        "storage_bytes": STORAGE_BYTES,
     }

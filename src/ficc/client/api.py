@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import socket
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -11,13 +14,9 @@ import aiohttp
 
 from ficc.client.errors import ApiError, Unreachable
 
-__all__ = ["Api", "ApiError", "Unreachable"]
-
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 120
 LINE_BYTES_MAX = 8 << 20
-UPLOAD_BYTES = 16 << 20
-"""How much one octet-stream upload carries: the most the server takes."""
 
 
 class Api:
@@ -79,7 +78,7 @@ class Api:
                 **{k: v for k, v in arguments.items() if v is not None},
             ) as response:
                 return await _document(response)
-        except aiohttp.ClientConnectionError as error:
+        except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
 
     async def every(self, path: str) -> AsyncIterator[dict[str, Any]]:
@@ -118,11 +117,24 @@ class Api:
                     for choice in event.get("choices", []):
                         if text := choice.get("delta", {}).get("content"):
                             yield text
-        except aiohttp.ClientConnectionError as error:
+        except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(f"No controller answers at {self.origin}: {error}. Start one with `ficc up`.")
+    def _unreachable(self, error: aiohttp.ClientError) -> Unreachable:
+        why = _plainly(error)
+        return Unreachable(f"No controller answers at {self.origin}: {why}. Is `ficc up` running there?")
+
+
+def _plainly(error: aiohttp.ClientError) -> str:
+    """What the system says, without what the library wraps around it."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted ({error.certificate_error})"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause, number = error.os_error, error.os_error.errno
+        if isinstance(cause, socket.gaierror) or number is None or number not in errno.errorcode:
+            return str(cause.strerror or cause)
+        return os.strerror(number)
+    return str(error) or type(error).__name__
 
 
 async def _document(response: aiohttp.ClientResponse) -> Any:

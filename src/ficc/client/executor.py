@@ -243,6 +243,13 @@ class EndpointStream:
             if self._answer is answer:  # else it is what `abort` left for the next read
                 self._answer = None
 
+    def nudge(self) -> None:
+        """Let the waiting read come back with an empty piece; what it asked for goes to the next read."""
+        waiting = self._answer
+        if waiting is not None and not waiting.done():
+            self.expect_read()
+            waiting.set_result(Data(None, b"", False))
+
     def abort(self, why: Refused) -> None:
         """End the stream from this side: the waiting or next read raises `why`, the engine's connection
         is closed."""

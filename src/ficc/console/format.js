@@ -71,3 +71,7 @@ export const dateTime = (milliseconds) => dateAndTime.format(milliseconds);
 
 /** Thousandths of a core. */
 export const cores = (millis) => (millis === 1000 ? "1 core" : `${oneDecimal.format(millis / 1000)} cores`);
+
+/** A name as it can be pasted into a shell. */
+export const pasteable = (name) =>
+  /^[\w@%+=:,./-]+$/.test(name) ? name : `'${name.replaceAll("'", `'"'"'`)}'`;

@@ -108,6 +108,7 @@ const codes = {
   too_large: words("That is too large"),
   headers_too_large: words("The request was too large", "Clear this site's cookies, and sign in again."),
   request_timeout: words("The request did not arrive in time", TRY_LATER),
+  connections_full: words("The server has too many connections", TRY_LATER),
   unsupported_media_type: words("The request was not understood", REQUEST_ID),
   not_found: words("There is no such object any more", "It may have been removed meanwhile."),
   method_not_allowed: words("The request was not understood", REQUEST_ID),
@@ -137,6 +138,35 @@ const codes = {
     "The file is not what the manifest declares",
     "Get the right file, and run `ficc model upload NAME FILE`; it starts again from zero.",
   ),
+  source_unavailable: words(
+    "The source does not answer",
+    "Try again later; what is here already stays, and the download goes on from there.",
+  ),
+  source_refused: words(
+    "The source is not permitted",
+    "`acquisition.allowed_hosts` and `acquisition.allowed_networks` say where the controller may fetch from.",
+  ),
+  source_changed: words(
+    "The source has another file by now",
+    "Register the model again from its present revision.",
+  ),
+  range_unsupported: words(
+    "The source cannot go on in the middle of a file",
+    "Fetch the file yourself, and run `ficc model upload NAME FILE`.",
+  ),
+  stalled: words("The source stopped sending", "Try again later; it goes on from where it stands."),
+  quota_exceeded: words("The project's quota is used up", "Remove a model that is not needed any more."),
+  model_header_refused: words("The file's header is malformed", "Get the file again from its publisher."),
+  repository_not_found: words("The hub has no such repository", "Check its name and its revision."),
+  repository_gated: words(
+    "The hub wants its terms accepted first",
+    "Accept them on the hub's page, and set `hub.token_file` to a token of that account.",
+  ),
+  hub_rate_limited: words("The hub takes no more requests for now", TRY_LATER),
+  content_hash_missing: words(
+    "The hub declares no digest for a file",
+    "Register the model with the digest that its publisher gives.",
+  ),
   model_referenced: words("Services use this model", "Remove those services first."),
   model_busy: words("The model is being written", TRY_LATER),
   model_not_ready: words(
@@ -146,6 +176,10 @@ const codes = {
   disk_full: words(
     "The disk is full",
     "Make room on the controller's disk, and run the upload again; it goes on from where it stands.",
+  ),
+  content_unavailable: words(
+    "The model files cannot be read or written",
+    "Look at the controller's disk: is it mounted, writable, and the controller's own?",
   ),
   // services
   revision_conflict: words("The service changed meanwhile", LOOK_AGAIN),
@@ -165,18 +199,19 @@ const codes = {
     "Nobody can know how the last attempt ended",
     "Start a new attempt if that is acceptable; nothing is replayed.",
   ),
-  runtime_unknown: words(
-    "Its runtime image is not on the node",
-    "`ficc runtime list` shows what is. Replace the service with another: `ficc service replace " +
-      "ALIAS --runtime NAME`.",
-  ),
+  gpu_missing: words("Its node has no such GPU", "Replace the service with other limits or another node."),
   runtime_changed: words(
     "Its sandbox provider changed",
     "`ficc service replace ALIAS --runtime current` moves the service to the node's present runtime.",
   ),
   // runtime images
   image_refused: words("The runtime image is not what it says"),
-  image_not_found: words("There is no such runtime image", "`ficc runtime list` shows those there are."),
+  image_not_found: words(
+    "The runtime image is not on that machine",
+    "`ficc runtime list` shows what is. Replace the service with another: `ficc service replace " +
+      "ALIAS --runtime NAME`.",
+  ),
+  image_in_use: words("A sandbox runs from this image", "Stop its service first."),
   build_failed: words("The runtime image was not built", REQUEST_ID),
   // inference
   capability_unavailable: words("The model cannot do this"),
@@ -189,6 +224,7 @@ const codes = {
     "It takes no more requests; start it again when it has stopped.",
   ),
   service_stopped: words("The service was stopped", "Start it again to go on."),
+  client_gone: words("This window left before the answer was whole", "Ask again."),
   peer_lost: words("The connection to the replica broke", "Nothing is replayed. Ask again."),
   engine_error: words("The engine failed", LOGS),
   deadline_exceeded: words(
@@ -197,6 +233,7 @@ const codes = {
   ),
   fenced: words("The replica was replaced meanwhile", "Nothing is replayed. Ask again."),
   busy: words("The replica has no free slot", TRY_LATER),
+  engine_busy: words("The engine takes no more requests for now", "Nothing is replayed. Ask again in a moment."),
   // the executor
   lease_refused: words("The node did not take the lease"),
   attempt_unknown: words("The node knows no such attempt"),
@@ -208,7 +245,13 @@ const codes = {
   database_unavailable: words("The database does not answer", TRY_LATER),
   executor_unavailable: words("The executor does not answer", "Is `ficc up` running on that machine?"),
   internal: words("The server failed", REQUEST_ID),
+  // why a placement does not do, or is only just enough
+  memory_limit_too_small: words("The model needs more memory than it may have"),
+  endpoint_unsupported: words("The node's executor is too old", "Upgrade ficc on that machine."),
+  tight: words("It is a tight fit"),
+  context_beyond_training: words("The context is longer than the model was made for"),
   // why a replica ended
+  exited: words("The command ended"),
   engine_exited: words("The engine ended by itself", LOGS),
   engine_killed: words("The engine was killed", LOGS),
   out_of_memory: words(
@@ -247,7 +290,10 @@ const codes = {
     "The unfinished file lost bytes",
     "Run `ficc model upload NAME FILE`; it goes on from what is left.",
   ),
-  evicted: words("The model's bytes were removed", "Run `ficc model upload NAME FILE` to bring them again."),
+  content_lost: words(
+    "A verified file is gone from the content store",
+    "Run `ficc model upload NAME FILE` to bring it again; it starts from zero.",
+  ),
   node_unknown: words(
     "Its node is gone",
     "Replace the service, and place it on another: `ficc service replace ALIAS`.",
@@ -259,5 +305,3 @@ const otherwise = words("That did not work");
 
 /** The words for a code; for one that is not known here, the server's message has to do. */
 export const wordsFor = (code) => (Object.hasOwn(codes, code) ? codes[code] : otherwise);
-
-export const knownCodes = Object.keys(codes);

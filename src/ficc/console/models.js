@@ -1,7 +1,7 @@
 /** The models of the project, with how far each has come. Bytes come by the command line, not from here. */
 
 import { el, setHidden, setProse, setText } from "./dom.js";
-import { bytes, count, duration, number, percent } from "./format.js";
+import { bytes, count, duration, number, pasteable, percent } from "./format.js";
 import { ListSection, badge, facts, setBadge } from "./list-section.js";
 import { fileStates, modelStates } from "./messages.js";
 import { problem } from "./problem.js";
@@ -66,7 +66,7 @@ class ModelRow {
     setText(this.about, this.#about(model));
     setHidden(this.progress, state === "ready" || (state === "failed" && model.bytes_durable === 0));
     this.#updateProgress(model);
-    this.problem.show(error, { names: { NAME: manifest.name } });
+    this.problem.show(error, { names: { NAME: pasteable(manifest.name) } });
     this.facts.set(factsOf(model));
   }
 
@@ -108,13 +108,13 @@ function factsOf(model) {
     .slice(0, FILES_SHOWN_MAX)
     .map((file) => [file.name, `${bytes(file.bytes)}, ${fileStates[file.state]}, sha256 ${file.sha256}`]);
   const left = model.files.length - files.length;
-  if (left) files.push(["and", `${count(left, "more file")}: ficc model show ${model.manifest.name}`]);
+  if (left) files.push(["and", `${count(left, "more file")}: ficc model show ${pasteable(model.manifest.name)}`]);
   return [
     ["Id", model.id],
     ["Revision", model.revision],
     ...files,
     ["Bytes", number(model.bytes_total)],
-    ["Serve it", `ficc service create ALIAS --model ${model.manifest.name}`],
+    ["Serve it", `ficc service create ALIAS --model ${pasteable(model.manifest.name)}`],
   ];
 }
 

@@ -2,7 +2,7 @@
 
 import { button, el, reconcile, setHidden, setProse, setText } from "./dom.js";
 import { serverNow } from "./api.js";
-import { number } from "./format.js";
+import { number, pasteable } from "./format.js";
 import { ListSection, badge, facts, setBadge } from "./list-section.js";
 import { actions, desiredStates, serviceStates } from "./messages.js";
 import { problem } from "./problem.js";
@@ -44,7 +44,7 @@ class Services extends ListSection {
   fillEmpty(element) {
     element.firstChild ?? element.append(el("p"), el("p"));
     const ready = this.models.items?.find((model) => model.state === "ready");
-    const name = ready?.manifest.name ?? "NAME";
+    const name = pasteable(ready?.manifest.name ?? "NAME");
     setText(element.firstChild, "No services yet. A service is a model that answers.");
     const command = `ficc service create assistant --model ${name}`;
     setProse(element.lastChild, `Make one on the machine where ficc runs: \`${command}\``);

@@ -3,7 +3,7 @@
 import { count, decimal, duration, number } from "./format.js";
 
 /**
- * "Stopped by you · 212 tokens · 38 tok/s · first token 0.4 s". `turn` is as `Conversation` has it, `now` on the
+ * "Stopped by you · 90 tokens · 15 tok/s · first token 1.2 s". `turn` is as `Conversation` has it, `now` on the
  * clock of its times.
  */
 export function standing(turn, now) {

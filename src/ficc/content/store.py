@@ -1,8 +1,13 @@
-"""Blobs and partials on disk. Every function blocks; callers use threads."""
+"""Blobs and partials on disk. Every function blocks; callers use threads.
+
+What the disk refuses to whoever brings or removes bytes is a refusal: `disk_full` where it has no room,
+`content_unavailable` where it lets nothing be written or read.
+"""
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import shutil
@@ -10,6 +15,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from ficc.domain import ids
 from ficc.domain.errors import Refused
@@ -18,6 +24,24 @@ from ficc.domain.manifest import SHA256, require_sha256
 HASH_BLOCK_BYTES = 4 << 20
 RESERVE_BYTES = 256 << 20
 """Disk space that uploads never take."""
+OWNER_FILE = "installation"
+"""In the store's directory: the id of the installation whose blobs these are."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _told(work: Callable[P, T]) -> Callable[P, T]:
+    """The faults of a disk that a caller can be told of, as refusals."""
+
+    @functools.wraps(work)
+    def told(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return work(*args, **named)
+        except OSError as error:
+            raise _refusal(error) from error
+
+    return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +59,36 @@ class ContentStore:
         self.blobs = root / "blobs"
         self.partials = root / "partials"
         self.incoming = root / "incoming"
+        self.bin = root / "bin"
 
+    @_told
     def prepare(self) -> None:
-        for directory in (self.blobs, self.partials, self.incoming):
+        """Make what is missing. Raises Refused."""
+        for directory in (self.blobs, self.partials, self.incoming, self.bin):
             directory.mkdir(parents=True, exist_ok=True)
             directory.chmod(0o700)
+
+    @_told
+    def claim(self, installation_id: str) -> None:
+        """Take the store for an installation: another one's sweeper would remove what it has no row for.
+        Raises Refused `content_unavailable` where it is another's."""
+        owner = self.root / OWNER_FILE
+        unfinished = owner.with_name(f".{OWNER_FILE}.{os.getpid()}")
+        unfinished.write_text(f"{installation_id}\n")
+        try:
+            os.link(unfinished, owner)  # of two at the same moment one is first
+            sync_directory(self.root)
+        except FileExistsError:
+            found = owner.read_text().strip()
+            if found != installation_id:
+                raise Refused(
+                    "content_unavailable",
+                    f"The content directory {self.root} belongs to installation {found[:64]}; this one is "
+                    f"{installation_id}. Set content.directory to another, or, if that installation is gone for good, "
+                    f"remove {owner}: blobs that this one does not know are then removed as well.",
+                ) from None
+        finally:
+            unfinished.unlink()
 
     # Names.
 
@@ -51,7 +100,9 @@ class ContentStore:
             raise ValueError("not a project id")
         return self.partials / key.project_id / require_sha256(key.sha256, "sha256")
 
+    @_told
     def has_blob(self, sha256: str, size: int) -> bool:
+        """Whether the blob's file is there, in its size. Raises Refused where nobody can tell."""
         try:
             facts = self.blob(sha256).lstat()
         except FileNotFoundError:
@@ -67,8 +118,9 @@ class ContentStore:
         except FileNotFoundError:
             return 0
 
+    @_told
     def write(self, key: Key, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write at an offset, not yet durable. Raises Refused `disk_full`, OSError."""
+        """Write at an offset, not yet durable. Raises Refused, OSError."""
         self._check_space(len(data))
         path = self.partial(key)
         made = not path.exists()
@@ -80,23 +132,21 @@ class ContentStore:
             while view:
                 written = os.pwrite(fd, view, offset)
                 view, offset = view[written:], offset + written
-        except OSError as error:
-            raise _disk_full(error) from error
         finally:
             os.close(fd)
         if made:
             sync_directory(path.parent)
 
+    @_told
     def sync(self, key: Key) -> None:
         """Make what was written durable (fdatasync)."""
         fd = os.open(self.partial(key), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.fdatasync(fd)
-        except OSError as error:
-            raise _disk_full(error) from error
         finally:
             os.close(fd)
 
+    @_told
     def truncate(self, key: Key, length: int) -> None:
         """Cut a partial to its durable length; one of no length is removed. Never makes one longer."""
         path = self.partial(key)
@@ -104,6 +154,10 @@ class ContentStore:
             path.unlink(missing_ok=True)
         elif self.length(key) > length:
             os.truncate(path, length)
+
+    def free_bytes(self) -> int:
+        """What may still be written; below 0 once others have used the reserve."""
+        return shutil.disk_usage(self.root).free - self.reserve_bytes
 
     def _check_space(self, wanted: int) -> None:
         free = shutil.disk_usage(self.root).free
@@ -123,6 +177,7 @@ class ContentStore:
 
     # Publishing.
 
+    @_told
     def publish(self, key: Key, size: int) -> None:
         """Turn a partial whose size and hash were found right into the blob, durably. Repeated, it makes sure
         of what an earlier call may not have come to."""
@@ -145,12 +200,13 @@ class ContentStore:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             if os.fstat(fd).st_size != size:
-                raise OSError(errno.EIO, "the partial changed its size", str(path))
+                raise OSError(errno.EINVAL, "the partial changed its size", str(path))
             os.fchmod(fd, 0o444)
             os.fsync(fd)
         finally:
             os.close(fd)
 
+    @_told
     def adopt(self, key: Key, name: str, size: int) -> None:
         """Take a file of `incoming` as the full-length partial of a project, durably.
 
@@ -179,6 +235,7 @@ class ContentStore:
         os.rename(source, target)
         sync_directory(target.parent)
 
+    @_told
     def decline(self, name: str) -> None:
         """Remove a file of `incoming` that is not needed after all."""
         self._incoming(name).unlink(missing_ok=True)
@@ -220,8 +277,33 @@ class ContentStore:
             if not path.name.startswith(".") and not path.is_dir() and path.lstat().st_ctime < unchanged_since
         ]
 
-    def remove_blob(self, sha256: str) -> None:
-        self.blob(sha256).unlink(missing_ok=True)
+    # Removing, in two steps: a rename that takes no time, and the rest, which for a large file does. A power
+    # cut may undo the rename; then the file is an orphan once more.
+
+    @_told
+    def bin_blob(self, sha256: str) -> bool:
+        """Move a blob to the bin; whether there was one."""
+        return self._bin(self.blob(sha256), sha256)
+
+    @_told
+    def bin_partial(self, key: Key) -> bool:
+        """Move a partial to the bin; whether there was one."""
+        return self._bin(self.partial(key), f"{key.project_id}.{key.sha256}")
+
+    @_told
+    def _bin(self, path: Path, name: str) -> bool:
+        try:
+            os.rename(path, self.bin / name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @_told
+    @_told
+    def empty_bin(self) -> None:
+        """Free what is in the bin, whoever moved it there: nobody takes anything out of it."""
+        for path in self.bin.iterdir():
+            path.unlink(missing_ok=True)
 
 
 def hash_file(path: Path, progress: Callable[[int], None]) -> hashlib._Hash:
@@ -249,10 +331,17 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _disk_full(error: OSError) -> Exception:
+def _refusal(error: OSError) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Refused(
             "disk_full", "The content store is full; free some space and send the same piece again."
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE):
+        return Refused(
+            "content_unavailable",
+            f"The content store cannot be used: {os.strerror(error.errno)}, at {error.filename or 'a file of it'}. "
+            "Look at the disk and at who owns the directory, then try again.",
+            retry_after_seconds=1,
         )
     return error
 

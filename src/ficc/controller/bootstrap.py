@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
+import random
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -19,17 +19,28 @@ from ficc.controller.api.parts import Operations
 from ficc.controller.node_hub.hub import Hub
 from ficc.controller.node_hub.local import LocalNode
 from ficc.controller.operations.access import Access, FirstStart
+from ficc.controller.operations.acquisitions import Acquisitions
 from ficc.controller.operations.authority import Authority
 from ficc.controller.operations.contents import Contents
 from ficc.controller.operations.context import Context
+from ficc.controller.operations.estimates import Estimates
+from ficc.controller.operations.eviction import Eviction
+from ficc.controller.operations.health import Health
+from ficc.controller.operations.hub import HubPreviews
+from ficc.controller.operations.losses import Losses
 from ficc.controller.operations.models import Models
 from ficc.controller.operations.nodes import NodeReads
 from ficc.controller.operations.routes import RouteTable
 from ficc.controller.operations.services import Services
 from ficc.controller.reconcilers.leases import LeaseRenewer
 from ficc.controller.reconcilers.services import ServiceReconciler
+from ficc.controller.reconcilers.sweeper import Sweeper
+from ficc.controller.sources.addresses import Walls
+from ficc.controller.sources.https import Https
+from ficc.controller.sources.hub import Hub as ModelHub
 from ficc.controller.store.database import Database
-from ficc.gateway.app import GatewayApp, Receive, Scope, Send, is_inference
+from ficc.gateway.app import GatewayApp, Send, is_inference
+from ficc.gateway.intake import Receive, Scope
 from ficc.gateway.relay import Gateway, Limits
 from ficc.settings import Settings
 
@@ -55,7 +66,6 @@ class Controller:
         self.contents = Contents(
             context, ContentStore(settings.content_directory, settings.content.reserve_bytes)
         )
-        self._workers = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self.hub = Hub(context, on_change=self._wake_reconciler, on_join=self._wake_leases)
         self.authority = Authority(context, self._recheck)
         self.routes = RouteTable(context, self.hub, self._recheck)
@@ -67,24 +77,41 @@ class Controller:
                 queue_seconds=settings.gateway.queue_seconds,
                 json_depth_max=settings.gateway.json_depth_max,
                 json_values_max=settings.gateway.json_values_max,
+                body_bytes_max=settings.gateway.body_bytes_max,
+                body_bytes_total_max=settings.gateway.body_bytes_total_max,
+                keep_alive_seconds=settings.gateway.keep_alive_seconds,
             ),
-            workers=self._workers,
             new_id=context.new_id,
         )
         self.access = Access(context, self.authority)
+        walls = Walls.of(settings.acquisition)
+        self._https = Https(walls)
+        hub = ModelHub(self._https, str(settings.hub.endpoint), _token(settings.hub.token_file))
+        self._acquisitions = Acquisitions(
+            context, self.contents, self._https, walls, hub.credential, random.random
+        )
+        self._losses = Losses(context, self.contents.store)
         load = _GatewayLoad(self.gateway)
-        self.services = Services(context, self.hub, self.access, load)
+        self.services = Services(
+            context, self.hub, self.access, load, Estimates(self.contents.store), self._losses
+        )
         self.inference = Inference(self.gateway, self.services)
-        self._reconciler = ServiceReconciler(context, self.hub, self.services, load)
+        self._reconciler = ServiceReconciler(
+            context, self.hub, self.services, load, examine=self._losses.examine
+        )
         self._leases = LeaseRenewer(context, self.hub)
+        self._sweeper = Sweeper(self.contents.orphans, settings.content.sweep_seconds)
         self._local = LocalNode(self.hub, settings.executor_socket)
         self._tasks: list[asyncio.Task[None]] = []
         callers = Callers(settings, self.authority)
         self._management = management_app(
             Operations(
-                context=context,
+                health=Health(context),
                 access=self.access,
-                models=Models(context, self.contents),
+                models=Models(context, self.contents, self._acquisitions.notes),
+                acquisitions=self._acquisitions,
+                hub=HubPreviews(hub),
+                eviction=Eviction(context, self.contents),
                 services=self.services,
                 nodes=NodeReads(context, self.hub),
             ),
@@ -95,10 +122,6 @@ class Controller:
             routes=self.routes,
             authority=self.authority,
             browser=lambda scope: callers.browser(Request(scope)),
-            body_bytes_max=settings.gateway.body_bytes_max,
-            body_bytes_total_max=settings.gateway.body_bytes_total_max,
-            json_depth_max=settings.gateway.json_depth_max,
-            json_values_max=settings.gateway.json_values_max,
             allowed_origins=settings.server.allowed_origins,
         )
 
@@ -126,15 +149,19 @@ class Controller:
         await asyncio.to_thread(self.context.database.migrate)
         await asyncio.to_thread(self.contents.store.prepare)
         first = await self.access.first_start(token_label=token_label)
+        await asyncio.to_thread(self.contents.store.claim, first.installation_id)
         await self.contents.recover(alone=self.context.database.is_sqlite)
+        await self._losses.look()
         await self.authority.refresh()
         await self.routes.refresh()
         for name, work in (
             ("authority", self.authority.run),
             ("routes", self.routes.run),
+            ("acquisitions", self._acquisitions.run),
             ("local node", self._local.run),
             ("leases", self._leases.run),
             ("services", self._reconciler.run),
+            ("sweeper", self._sweeper.run),
         ):
             self._tasks.append(asyncio.create_task(_forever(name, work)))
         return first
@@ -145,9 +172,10 @@ class Controller:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._reconciler.close()
+        await self._https.close()
         await self.contents.close()
         self.context.database.close()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        await self.gateway.close()
 
 
 class _GatewayLoad:
@@ -161,6 +189,10 @@ class _GatewayLoad:
 
     def total(self, service_id: str) -> int:
         return self._gateway.slots.total(service_id)
+
+
+def _token(file: Path | None) -> str | None:
+    return None if file is None else file.read_text().strip() or None
 
 
 async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:

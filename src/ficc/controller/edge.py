@@ -17,10 +17,8 @@ Bytes keep being read while an answer is made, so that a client that leaves is n
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import struct
-import time
 import urllib.parse
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -33,10 +31,11 @@ from uvicorn.server import ServerState
 
 from ficc.controller.alarm import Alarm
 from ficc.controller.exchange import Exchange, error_answer
-from ficc.domain import ids
 from ficc.domain.errors import Refused
+from ficc.identifiers import new_id
 from ficc.protocol import http_request
 from ficc.protocol.http_request import EMPTY_LINE, BodyBounds, bad_http
+from ficc.settings import BODY_IDLE_SECONDS, HEADER_SECONDS, WRITE_STALL_SECONDS
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -50,10 +49,10 @@ class EdgeLimits:
     headers_max: int = 100
     url_bytes_max: int = 8 * 1024
     """Path and query as they were sent."""
-    header_seconds: float = 10.0
+    header_seconds: float = HEADER_SECONDS
     """From a head's first byte to its last; on a fresh connection from the connecting."""
 
-    body_idle_seconds: float = 30.0
+    body_idle_seconds: float = BODY_IDLE_SECONDS
     """For which a body may pause while the application waits for it."""
     body_bytes_per_second_min: int = 1024
     """The rate over all that waiting, below which a trickle counts as a pause."""
@@ -75,7 +74,7 @@ class EdgeLimits:
     """Of an answer in our memory, above which `send` waits."""
     unsent_bytes_max: int = 128 * 1024
     """Of an answer in the kernel's memory: it would take megabytes before it let us wait."""
-    write_stall_seconds: float = 60.0
+    write_stall_seconds: float = WRITE_STALL_SECONDS
     """For which a client may take nothing of what waits for it, during an answer or behind the last."""
 
 
@@ -241,7 +240,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._body = BodyBounds(framing.length, self.limits.chunk_overhead_bytes_max)
         if b" \r\n" in head or b"\t\r\n" in head:  # httptools leaves what follows a value in it
             self.headers[:] = [(name, value.rstrip(b" \t")) for name, value in self.headers]
-        request_id = http_request.own_request_id(fields) or _new_request_id()
+        request_id = http_request.own_request_id(fields) or new_id()
         asked_for_websocket = http_request.offers_websocket(fields, upgrade) and framing.length == 0
         if asked_for_websocket and line.method == "GET" and self.ws_protocol_class is not None:
             self._become_websocket(request_id)
@@ -267,9 +266,9 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _check_room(self) -> None:
         most = self.limit_concurrency
-        if most is not None and max(len(self.connections), len(self.tasks)) >= most:
-            message = "The server has as many connections as it takes; try again."
-            raise Refused("queue_full", message, retry_after_seconds=1)
+        if most is not None and (len(self.connections) > most or len(self.tasks) >= most):
+            message = f"The server has {most} connections, as many as it takes; try again."
+            raise Refused("connections_full", message, retry_after_seconds=1)
 
     def _become_websocket(self, request_id: str) -> None:
         if self._held:
@@ -383,7 +382,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _refuse(self, refused: Refused, request_id: str | None = None, with_body: bool = True) -> None:
         if self.transport.is_closing():
             return
-        request_id = request_id or _new_request_id()
+        request_id = request_id or new_id()
         self.logger.info("%s - %s (request %s)", self.client, refused, request_id)
         self.transport.write(error_answer(refused, request_id, self.server_state.default_headers, with_body))
         self._drain()
@@ -441,10 +440,6 @@ class EdgeProtocol(HttpToolsProtocol):
             self.cycle.hang_up()
         self._phase = Phase.CLOSED
         self.transport.abort()
-
-
-def _new_request_id() -> str:
-    return ids.make(int(time.time() * 1000), os.urandom(ids.RANDOM_BYTES))
 
 
 def _limit_unsent(transport: asyncio.Transport, unsent_bytes_max: int) -> None:

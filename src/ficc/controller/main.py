@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
 import uvloop
+from sqlalchemy.exc import DBAPIError
 
 import ficc
-from ficc import logs
+from ficc import lockfile, logs
 from ficc.controller import account
 from ficc.controller.bootstrap import Controller
 from ficc.controller.edge import EdgeLimits, edge_protocol
+from ficc.controller.store.database import UnknownSchema
+from ficc.domain.errors import Refused
 from ficc.process import freeze_garbage_collector, raise_open_files
-from ficc.settings import Settings, load, parse_listen
+from ficc.settings import Settings, load, parse_listen, without_secrets
 
 BACKLOG = 4096
 SHUTDOWN_SECONDS = 5
+LOCK_FILE = "controller.lock"
 OWNER_TOKEN_LABEL = "command line on the controller's machine"  # noqa: S105  # a label
 
 PACKAGE = Path(ficc.__file__).parent
@@ -47,22 +51,35 @@ def run(settings: Settings) -> None:
     logs.configure(settings.log, "controller")
     raise_open_files()
     os.umask(0o077)
-    sock = _bind(settings)
     _prepare_directories(settings)
+    _hold(settings)
+    sock = _bind(settings)
     _drop_privileges(settings)
+    _check_files(settings)
     uvloop.run(_serve(settings, sock))
 
 
 async def _serve(settings: Settings, sock: socket.socket) -> None:
     controller = Controller(settings)
     label = OWNER_TOKEN_LABEL if not settings.owner_token_file.exists() else None
-    first = await controller.start(token_label=label)
+    try:
+        first = await controller.start(token_label=label)
+    except (Refused, UnknownSchema) as error:
+        await controller.stop()
+        raise SystemExit(f"controller: {_why_not_started(settings, error)}") from None
     if first.token is not None:
         _write_private(settings.owner_token_file, first.token + "\n")
     server = _Server(
         uvicorn.Config(
             controller,
-            http=edge_protocol(EdgeLimits(body_idle_seconds=settings.uploads.body_idle_seconds)),
+            http=edge_protocol(
+                EdgeLimits(
+                    header_seconds=settings.server.header_seconds,
+                    body_idle_seconds=settings.server.body_idle_seconds,
+                    write_stall_seconds=settings.server.write_stall_seconds,
+                )
+            ),
+            limit_concurrency=settings.server.connections_max,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -93,6 +110,26 @@ async def _serve(settings: Settings, sock: socket.socket) -> None:
         await controller.stop()
 
 
+def _hold(settings: Settings) -> None:
+    """Be the only controller of a state directory, until this process ends. Raises SystemExit; then nothing
+    of the other one was touched."""
+    directory = settings.controller_directory
+    try:
+        lockfile.hold(directory / LOCK_FILE)
+    except lockfile.Held as held:
+        raise SystemExit(f"controller: another controller (pid {held.pid}) runs on {directory}.") from None
+    except OSError as error:
+        raise SystemExit(f"controller: {directory} cannot be used: {error.strerror}.") from None
+
+
+def _why_not_started(settings: Settings, error: Refused | UnknownSchema) -> str:
+    """In a sentence that says what is in the way."""
+    fault = error.__cause__
+    if isinstance(error, Refused) and isinstance(fault, DBAPIError):
+        return f"the database {without_secrets(settings.database_url)} cannot be used: {fault.orig}."
+    return error.message if isinstance(error, Refused) else str(error)
+
+
 def _bind(settings: Settings) -> socket.socket:
     """The listening socket. Raises SystemExit for an address that needs TLS, or is taken."""
     listen = parse_listen(settings.server.listen)
@@ -102,7 +139,7 @@ def _bind(settings: Settings) -> socket.socket:
         sock.bind(str(listen))
         return sock
     host, port = listen
-    if not _is_loopback(host) and settings.server.tls_cert is None:
+    if not settings.server.only_local and settings.server.tls_cert is None:
         raise SystemExit(
             f"controller: {settings.server.listen} is reachable from other machines, so it needs TLS: set "
             "server.tls_cert and server.tls_key, or listen on unix:/path behind a proxy that has it."
@@ -115,16 +152,9 @@ def _bind(settings: Settings) -> socket.socket:
     except OSError as error:
         raise SystemExit(
             f"controller: cannot listen on {settings.server.listen}: {error.strerror}. Choose another address "
-            "with --listen or server.listen."
+            "with --listen HOST:PORT or FICC_SERVER_LISTEN."
         ) from None
     return sock
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _origin(settings: Settings, sock: socket.socket) -> str:
@@ -137,13 +167,16 @@ def _origin(settings: Settings, sock: socket.socket) -> str:
 
 
 def _prepare_directories(settings: Settings) -> None:
-    settings.state_directory.mkdir(parents=True, exist_ok=True)
-    if os.geteuid() == 0:
-        settings.state_directory.chmod(0o711)
-    for directory in (settings.controller_directory, settings.content_directory):
-        directory.mkdir(mode=0o700, exist_ok=True)
+    try:
+        settings.state_directory.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
-            os.chown(directory, settings.controller_uid, settings.controller_uid)
+            settings.state_directory.chmod(0o711)
+        for directory in (settings.controller_directory, settings.content_directory):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            if os.geteuid() == 0:
+                os.chown(directory, settings.controller_uid, settings.controller_uid)
+    except OSError as error:
+        raise SystemExit(f"controller: {error.filename} cannot be used: {error.strerror}.") from None
 
 
 def _drop_privileges(settings: Settings) -> None:
@@ -152,9 +185,13 @@ def _drop_privileges(settings: Settings) -> None:
         return
     needed = [Path(sys.prefix), Path(sys.base_prefix), PACKAGE, settings.state_directory]
     needed += [settings.controller_directory, settings.content_directory, settings.executor_socket.parent]
-    needed += [
-        file.parent for file in (settings.server.tls_cert, settings.server.tls_key) if file is not None
-    ]
+    files = (
+        settings.server.tls_cert,
+        settings.server.tls_key,
+        settings.acquisition.ca_file,
+        settings.hub.token_file,
+    )
+    needed += [file.parent for file in files if file is not None]
     try:
         account.become(settings.controller_uid, needed)
     except OSError as error:
@@ -162,6 +199,23 @@ def _drop_privileges(settings: Settings) -> None:
             f"controller: cannot go on under its own account: {error.strerror}. Install ficc and keep its state "
             "where other accounts may search every directory above it."
         ) from None
+
+
+def _check_files(settings: Settings) -> None:
+    """What the controller reads has to be readable by its own account."""
+    files = {"acquisition.ca_file": settings.acquisition.ca_file, "hub.token_file": settings.hub.token_file}
+    for name, file in files.items():
+        if file is None:
+            continue
+        try:
+            file.read_bytes()
+            if name == "acquisition.ca_file":
+                ssl.create_default_context(cafile=file)
+        except (OSError, ssl.SSLError) as error:
+            raise SystemExit(
+                f"controller: {name} {file} cannot be used: {error.strerror or error}. The account "
+                f"{os.geteuid()} reads it."
+            ) from None
 
 
 def _write_private(path: Path, text: str) -> None:

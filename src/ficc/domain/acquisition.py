@@ -45,6 +45,11 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True)
+class Proceed:
+    """Of a model that is being downloaded, some bytes are still to come, or to come once more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verify:
     """Every byte of every file is durable; at least one is still being hashed."""
 
@@ -60,12 +65,14 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Evict:
-    """The project's bytes of the model are gone."""
+class Lose:
+    """A file of a ready model was lost: it is as if it had never been brought."""
+
+    reason: Reason
 
 
-Event = Acquire | Pause | Settle | Supply | Verify | Complete | Fail | Evict
-EVENTS: tuple[type, ...] = (Acquire, Pause, Settle, Supply, Verify, Complete, Fail, Evict)
+Event = Acquire | Pause | Settle | Supply | Proceed | Verify | Complete | Fail | Lose
+EVENTS: tuple[type, ...] = (Acquire, Pause, Settle, Supply, Proceed, Verify, Complete, Fail, Lose)
 
 _S = State
 TRANSITIONS: Mapping[tuple[State, type], State] = {
@@ -77,6 +84,7 @@ TRANSITIONS: Mapping[tuple[State, type], State] = {
     (_S.ACQUIRING, Acquire): _S.ACQUIRING,
     (_S.ACQUIRING, Pause): _S.PAUSING,
     (_S.ACQUIRING, Supply): _S.ACQUIRING,
+    (_S.ACQUIRING, Proceed): _S.ACQUIRING,
     (_S.ACQUIRING, Verify): _S.VERIFYING,
     (_S.ACQUIRING, Complete): _S.READY,
     (_S.ACQUIRING, Fail): _S.FAILED,
@@ -97,9 +105,10 @@ TRANSITIONS: Mapping[tuple[State, type], State] = {
     (_S.VERIFYING, Complete): _S.READY,
     (_S.VERIFYING, Fail): _S.FAILED,
     (_S.VERIFYING, Supply): _S.REGISTERED,
+    (_S.VERIFYING, Proceed): _S.ACQUIRING,
     (_S.READY, Acquire): _S.READY,
     (_S.READY, Complete): _S.READY,
-    (_S.READY, Evict): _S.REGISTERED,
+    (_S.READY, Lose): _S.REGISTERED,
     (_S.FAILED, Acquire): _S.ACQUIRING,
     (_S.FAILED, Supply): _S.REGISTERED,
     (_S.FAILED, Verify): _S.VERIFYING,
@@ -108,27 +117,41 @@ TRANSITIONS: Mapping[tuple[State, type], State] = {
 }
 
 
+FETCHING = frozenset({_S.ACQUIRING, _S.VERIFYING})
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
+    """`fetching`: somebody asked for the download, and has not paused it since. It survives a crash, so a
+    download goes on wherever it was, also while its last bytes were being hashed."""
+
     state: State = State.REGISTERED
     error: Reason | None = None
+    fetching: bool = False
 
 
 def advance(record: Record, event: Event) -> Record:
     """The record after the event. Raises IllegalTransition."""
-    error = event.reason if isinstance(event, Fail) else None
-    return replace(record, state=next_state(TRANSITIONS, record.state, event), error=error)
+    error = event.reason if isinstance(event, (Fail, Lose)) else None
+    state = next_state(TRANSITIONS, record.state, event)
+    fetching = state in FETCHING and (record.fetching or isinstance(event, Acquire))
+    return replace(record, state=state, error=error, fetching=fetching)
 
 
-def event_of_files(files: Sequence[upload.Record]) -> Event:
-    """What the files of a model amount to after one of them changed."""
+def event_of_files(record: Record, files: Sequence[upload.Record], *, supplied: bool) -> Event:
+    """What the files of a model amount to after one of them changed. `supplied`: by an upload."""
     states = [file.state for file in files]
     if all(state is upload.State.VERIFIED for state in states):
         return Complete()
+    if record.state is State.READY:
+        lost = next(file for file in files if file.state is not upload.State.VERIFIED)
+        return Lose(lost.error or Reason("content_lost", "A file of the model is no longer there."))
     for file in files:
         if file.state is upload.State.FAILED:
             return Fail(file.error or Reason("source_mismatch", "A file failed verification."))
     durable = (upload.State.VERIFYING, upload.State.VERIFIED)
     if all(state in durable for state in states):
         return Verify()
-    return Supply()
+    if record.state is State.FAILED and record.error is not None and not supplied:
+        return Fail(record.error)  # a file that still came to its end takes nothing back of why it failed
+    return Proceed() if record.fetching else Supply()

@@ -7,9 +7,18 @@ from dataclasses import dataclass
 
 from ficc.domain.errors import Refused
 from ficc.domain.routing import Candidate, pick
-from ficc.domain.service import ROUTABLE, State
+from ficc.domain.service import ENDED, ROUTABLE, State
 
 RETRY_AFTER_SECONDS = 1
+QUEUE_MAX = 64
+"""Requests that wait for a slot of one service, unless the operator says otherwise."""
+QUEUE_SECONDS = 30.0
+"""How long one waits."""
+KEEP_ALIVE_SECONDS = 15.0
+"""How long a stream's client hears nothing before it is sent a comment: well below the minute after which proxies give
+a connection up."""
+BODY_BYTES_TOTAL_MAX = 256 << 20
+"""Of all request bodies that are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +54,16 @@ def decide(
     return Wait()
 
 
+_STOPPED = {
+    State.STOPPING: "The service is being stopped; start it again once it has.",
+    State.STOPPED: "The service is stopped; start it to go on.",
+    State.FAILED: "The service has failed; its record says why. Start it again when that is mended.",
+}
+
+
 def check_state(state: State) -> None:
-    """Whether a service in this state takes requests. Raises Refused `service_draining`,
-    `service_not_ready`."""
+    """Whether a service in this state takes requests. Raises Refused: `service_stopped` where waiting is in vain,
+    `service_draining` and `service_not_ready` where it is not."""
     if state in ROUTABLE:
         return
     if state is State.DRAINING:
@@ -56,6 +72,8 @@ def check_state(state: State) -> None:
             "The service finishes what it has and takes no new requests.",
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
+    if state in ENDED or state is State.STOPPING:
+        raise Refused("service_stopped", _STOPPED[state])
     raise Refused(
         "service_not_ready",
         f"The service is {state}; no replica takes requests.",

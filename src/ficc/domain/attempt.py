@@ -3,7 +3,7 @@
 The executor's ledger holds the truth and the controller a mirror; both advance by this table. The rules
 that matter: the intent to start is recorded before anything starts, and an attempt whose start was intended
 but whose end nobody observed has the outcome `unknown`, never a guess. Capacity is given back only by
-proof of cleanup (`CleanedUp`) or by what stands in for it.
+proof of cleanup (`CleanUp`) or by what stands in for it.
 """
 
 from __future__ import annotations

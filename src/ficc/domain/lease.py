@@ -26,7 +26,6 @@ SECOND = 1_000_000_000  # in nanoseconds
 class State(StrEnum):
     HELD = "held"
     LAPSED = "lapsed"
-    GIVEN_BACK = "given_back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +43,12 @@ class Lapse:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    pass
-
-
-Event = Renew | Lapse | GiveBack
-EVENTS: tuple[type, ...] = (Renew, Lapse, GiveBack)
+Event = Renew | Lapse
+EVENTS: tuple[type, ...] = (Renew, Lapse)
 
 TRANSITIONS: Mapping[tuple[State, type], State] = {
     (State.HELD, Renew): State.HELD,
     (State.HELD, Lapse): State.LAPSED,
-    (State.HELD, GiveBack): State.GIVEN_BACK,
-    (State.LAPSED, GiveBack): State.GIVEN_BACK,
 }
 
 
@@ -113,21 +105,43 @@ def advance(lease: Lease, event: Event) -> tuple[Lease, tuple[Effect, ...]]:
             return replace(after, sequence=sequence, deadline_ns=deadline), (SetDeadline(deadline),)
         case Lapse():
             return after, (StopSandbox(),)
-        case GiveBack():
-            return after, ()
 
 
 def lapsed(lease: Lease, now_ns: int) -> bool:
     return lease.state is State.HELD and now_ns >= lease.deadline_ns
 
 
-def over_for_grantor(committed_at: float, ttl_seconds: int) -> float:
-    """When the grantor may hold the lease to be over, on the clock of `committed_at`, seconds.
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """When a grantor may hold a lease to be over: on its own CLOCK_BOOTTIME, in the boot that it says.
+    `ttl_seconds` is the longest time to live that was granted."""
+
+    boot_id: str
+    over_ns: int
+    ttl_seconds: int
+
+
+def patience_ns(ttl_seconds: int) -> int:
+    """How long after the commit of a grant its grantor holds the lease to be in force."""
+    return (ttl_seconds + STOP_BUDGET_SECONDS + MARGIN_SECONDS) * SECOND
+
+
+def over_for_grantor(committed_ns: int, ttl_seconds: int) -> int:
+    """When the grantor may hold the lease to be over, on the clock of `committed_ns`.
 
     Where the time to live changed meanwhile, the latest of this over all that was granted counts: a renewal
     may be lost, and then the holder goes by an earlier one.
     """
-    return committed_at + ttl_seconds + STOP_BUDGET_SECONDS + MARGIN_SECONDS
+    return committed_ns + patience_ns(ttl_seconds)
+
+
+def believed_over(belief: Belief, boot_id: str, now_ns: int, seen_ns: int) -> bool:
+    """Whether the grantor, which has known of this belief since `seen_ns`, may hold the lease to be over. What
+    was written in another boot, or by another controller, says nothing about this clock: then it waits as
+    long as for a grant that it just saw."""
+    if belief.boot_id == boot_id:
+        return now_ns >= belief.over_ns
+    return now_ns >= over_for_grantor(seen_ns, belief.ttl_seconds)
 
 
 def renewal_interval_seconds(ttl_seconds: int) -> float:

@@ -26,7 +26,6 @@ TEXT_CHARACTERS_MAX = 256
 
 Format = Literal["gguf", "safetensors"]
 Capability = Literal["chat", "embeddings"]
-CAPABILITIES: tuple[Capability, ...] = ("chat", "embeddings")
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -90,15 +89,20 @@ class Manifest:
         return self.capabilities if self.capabilities is not None else ("chat",)
 
     @property
+    def weights(self) -> tuple[File, ...]:
+        """The files of the format itself, without projectors."""
+        return tuple(file for file in self.files if self._holds_weights(file.name))
+
+    @property
     def entry(self) -> File:
         """The file an engine is pointed at: the first one of the format that is no projector, and of a
         set of shards its shard 1; else the first file."""
-        weights = [file for file in self.files if self._holds_weights(file.name)]
+        weights = self.weights
         first = (weights or self.files)[0]
-        shard = _shard(first.name)
+        shard = shard_of(first.name)
         if shard is None:
             return first
-        return next((file for file in weights if _shard(file.name) == (shard[0], 1)), first)
+        return next((file for file in weights if shard_of(file.name) == (shard[0], 1)), first)
 
     def _holds_weights(self, name: str) -> bool:
         base = name.rsplit("/", 1)[-1].lower()
@@ -263,7 +267,7 @@ def _check_no_file_is_a_directory(files: Sequence[File], folded: Mapping[str, in
             )
 
 
-def _shard(name: str) -> tuple[tuple[str, int], int] | None:
+def shard_of(name: str) -> tuple[tuple[str, int], int] | None:
     """Which set a file is a shard of (what its names begin with, and how many there are), and its number."""
     found = _SHARD.fullmatch(name)
     return None if found is None else ((found["stem"], int(found["count"])), int(found["number"]))
@@ -271,7 +275,7 @@ def _shard(name: str) -> tuple[tuple[str, int], int] | None:
 
 def _check_shards(names: Sequence[str]) -> None:
     sets: dict[tuple[str, int], set[int]] = {}
-    for shard in map(_shard, names):
+    for shard in map(shard_of, names):
         if shard is not None:
             sets.setdefault(shard[0], set()).add(shard[1])
     for (stem, count), present in sets.items():

@@ -8,18 +8,20 @@ reservation and in no measurement yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ficc.domain.errors import Reason
+from ficc.domain.errors import Reason, Refused
 from ficc.domain.estimate import Estimate
 from ficc.domain.plan import COUNTED, Limits, Plan, Runtime
+from ficc.domain.quantity import amount, size
 
 TIGHT_FRACTION = 0.9
 """Above this share of what is available a placement fits, with a warning."""
 
 ENDPOINT_VERSION = 1
+"""Of the endpoint's protocol: what an executor of this release offers, and inference needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,9 @@ def available(snapshot: Snapshot, reserved: Limits) -> Limits:
     return Limits(**counted, gpu_devices=devices)
 
 
-def _less(room: Limits, taken: Limits) -> Limits:
-    """What is left of the room when what fitted into it is taken."""
-    counted = {name: getattr(room, name) - getattr(taken, name) for name in COUNTED}
+def less(room: Limits, taken: Limits) -> Limits:
+    """What is left of the room when that is taken; never below zero."""
+    counted = {name: max(0, getattr(room, name) - getattr(taken, name)) for name in COUNTED}
     return Limits(**counted, gpu_devices=tuple(d for d in room.gpu_devices if d not in taken.gpu_devices))
 
 
@@ -131,21 +133,21 @@ def _verdict(plan: Plan, estimate: Estimate, node: Node | None, earlier: Sequenc
         return Verdict(None, (reason,), ())
     snapshot = node.snapshot
     if not node.connected or snapshot is None:
-        reason = Reason(
-            "node_disconnected", f"{node.name} is not connected; start its executor or node agent."
-        )
+        reason = Reason("node_disconnected", f"{node.name} is not connected; start its executor.")
         return Verdict(None, (reason,), ())
-    room = _less(available(snapshot, node.reserved), total(earlier))
+    room = less(available(snapshot, node.reserved), total(earlier))
     problems = [
         *_runtime_problems(plan, node.name, snapshot),
-        *_enforcement_problems(plan.limits, node.name, snapshot),
-        *_room_problems(plan.limits, room, node.name, snapshot),
+        *(
+            one.reason
+            for one in unmet(plan.limits, room, snapshot.capacity, snapshot.unenforceable, node.name)
+        ),
     ]
-    if estimate.total_bytes > plan.limits.memory_bytes:
+    if estimate.host_bytes > plan.limits.memory_bytes:
         problems.append(
             Reason(
                 "memory_limit_too_small",
-                f"The model needs {size(estimate.total_bytes)} ({estimate.basis}), the placement allows "
+                f"The model needs {size(estimate.host_bytes)} ({estimate.basis}), the placement allows "
                 f"{size(plan.limits.memory_bytes)}; raise limits.memory_bytes or choose a smaller file.",
             )
         )
@@ -174,38 +176,29 @@ def _runtime_problems(plan: Plan, name: str, snapshot: Snapshot) -> Iterable[Rea
         )
     else:
         yield Reason(
-            "runtime_unknown",
+            "image_not_found",
             f"{name} has no image {plan.runtime.image_digest}; build or import it there first.",
         )
 
 
-def _enforcement_problems(limits: Limits, name: str, snapshot: Snapshot) -> Iterable[Reason]:
-    for limit, why in snapshot.unenforceable.items():
-        if limit != "gpu_devices" or limits.gpu_devices:
-            yield Reason("limit_not_enforceable", f"{name} cannot enforce {limit}: {why}")
-
-
-def _room_problems(limits: Limits, room: Limits, name: str, snapshot: Snapshot) -> Iterable[Reason]:
-    for counted in COUNTED:
-        wanted, there = getattr(limits, counted), getattr(room, counted)
-        if wanted > there:
-            shown = size if counted.endswith("_bytes") else str
-            yield Reason(
-                "does_not_fit",
-                f"Does not fit on {name}: {counted} {shown(wanted)} wanted, {shown(there)} available.",
-            )
-    for device in limits.gpu_devices:
-        if device not in snapshot.capacity.gpu_devices:
-            yield Reason("gpu_missing", f"{name} has no GPU {device}.")
+def unmet(
+    wanted: Limits, room: Limits, capacity: Limits, unenforceable: Mapping[str, str], where: str
+) -> Iterator[Refused]:
+    """Why limits are not to be had on a machine, each as a refusal that names the limit: the controller
+    collects them before it plans, the executor raises the first before it admits."""
+    for name, why in unenforceable.items():
+        if name != "gpu_devices" or wanted.gpu_devices:
+            yield Refused("limits_unenforceable", f"{name} cannot be enforced on {where}: {why}", name)
+    for name in COUNTED:
+        asked, there = getattr(wanted, name), getattr(room, name)
+        if asked > there:
+            wanted_text, there_text = amount(name, asked), amount(name, there)
+            if wanted_text == there_text:  # they differ by less than is shown
+                wanted_text, there_text = str(asked), str(there)
+            message = f"Does not fit on {where}: {wanted_text} wanted, {there_text} available ({name})."
+            yield Refused("does_not_fit", message, name)
+    for device in wanted.gpu_devices:
+        if device not in capacity.gpu_devices:
+            yield Refused("gpu_missing", f"There is no GPU {device} on {where}.", "gpu_devices")
         elif device not in room.gpu_devices:
-            yield Reason("does_not_fit", f"GPU {device} of {name} is taken.")
-
-
-def size(count: int) -> str:
-    """A number of bytes for people: powers of 1000, one decimal from kB on."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if round(amount, 1) < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
+            yield Refused("does_not_fit", f"GPU {device} is taken on {where}.", "gpu_devices")

@@ -25,8 +25,14 @@ ENVIRONMENT_MAX = 64
 INPUTS_MAX = 4096
 ROUTES_MAX = 16
 PATH_BYTES_MAX = 512
+BODY_BYTES_MAX = 16 << 20
+"""The largest inference body: what our adapters' endpoint contracts admit, so the most that a gateway takes."""
 PLAN_BYTES_MAX = 4 << 20
 """Canonical bytes of a plan; the executor's protocol has room for it."""
+
+PROCESSES_DEFAULT = 64
+STORAGE_BYTES_DEFAULT = 64 << 20
+STORAGE_INODES_DEFAULT = 1024
 
 _PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
 
@@ -38,9 +44,9 @@ class Limits:
     cpu_millis: int
     memory_bytes: int
     swap_bytes: int = 0
-    processes: int = 64
-    storage_bytes: int = 64 << 20
-    storage_inodes: int = 1024
+    processes: int = PROCESSES_DEFAULT
+    storage_bytes: int = STORAGE_BYTES_DEFAULT
+    storage_inodes: int = STORAGE_INODES_DEFAULT
     gpu_devices: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -53,6 +59,15 @@ class Limits:
 
 COUNTED = ("cpu_millis", "memory_bytes", "swap_bytes", "processes", "storage_bytes", "storage_inodes")
 """The members of Limits that add up."""
+
+LEAST: Mapping[str, int] = {
+    "cpu_millis": 10,  # the kernel's shortest quota: 1 ms of a period of 100 ms
+    "memory_bytes": 16 << 20,
+    "processes": 4,  # a sandbox takes two besides the payload
+    "storage_bytes": 1 << 20,  # to a tmpfs, 0 means that nothing is bounded
+    "storage_inodes": 16,
+}
+"""Below these no engine runs: a specification with less is refused, and so is a plan."""
 
 
 @dataclass(frozen=True, slots=True)

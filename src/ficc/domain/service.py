@@ -233,6 +233,16 @@ def observe(record: Record, replicas: Sequence[Replica], *, idle: bool) -> Event
     return NoneLeft(ended[0] if ended else Reason("no_replicas", "The service has no replica."))
 
 
+def as_reached(record: Record, replicas: Sequence[Replica]) -> State:
+    """The state as it is shown where some replicas cannot be reached and count as not ready: no more than what
+    the rest of them amounts to. The record stays as it is, since their engines may run on under their leases.
+    """
+    if record.state not in ROUTABLE:
+        return record.state
+    event = observe(record, replicas, idle=False)
+    return advance(record, event)[0].state if isinstance(event, (SomeReady, NoneReady)) else record.state
+
+
 def check_start(record: Record, replicas: Sequence[Replica], *, acknowledge_unknown: bool) -> None:
     """Whether a start or a replacement may go ahead.
 

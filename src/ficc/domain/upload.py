@@ -64,12 +64,26 @@ class Shorten:
 
 
 @dataclass(frozen=True, slots=True)
-class Evict:
-    """The project no longer holds the content."""
+class Restart:
+    """What is there cannot be continued, or was found wrong and is fetched once more: from 0 again."""
+
+    reason: Reason
 
 
-Event = Write | Verify | Match | Mismatch | Interrupt | Shorten | Evict
-EVENTS: tuple[type, ...] = (Write, Verify, Match, Mismatch, Interrupt, Shorten, Evict)
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An operator wants a file that failed to be fetched anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """The published file is gone, or is not what it was: somebody else removed or damaged it."""
+
+    reason: Reason
+
+
+Event = Write | Verify | Match | Mismatch | Interrupt | Shorten | Restart | Retry | Lose
+EVENTS: tuple[type, ...] = (Write, Verify, Match, Mismatch, Interrupt, Shorten, Restart, Retry, Lose)
 
 _S = State
 TRANSITIONS: Mapping[tuple[State, type], State] = {
@@ -78,13 +92,16 @@ TRANSITIONS: Mapping[tuple[State, type], State] = {
     (_S.PARTIAL, Write): _S.PARTIAL,
     (_S.PARTIAL, Verify): _S.VERIFYING,
     (_S.PARTIAL, Shorten): _S.PARTIAL,
+    (_S.PARTIAL, Restart): _S.PARTIAL,
     (_S.FAILED, Write): _S.PARTIAL,
     (_S.FAILED, Verify): _S.VERIFYING,
+    (_S.FAILED, Retry): _S.MISSING,
     (_S.VERIFYING, Match): _S.VERIFIED,
     (_S.VERIFYING, Mismatch): _S.FAILED,
     (_S.VERIFYING, Interrupt): _S.PARTIAL,
     (_S.VERIFYING, Shorten): _S.PARTIAL,
-    (_S.VERIFIED, Evict): _S.MISSING,
+    (_S.VERIFYING, Restart): _S.PARTIAL,
+    (_S.VERIFIED, Lose): _S.MISSING,
 }
 
 
@@ -100,20 +117,22 @@ class Record:
 
 
 def advance(record: Record, event: Event) -> Record:
-    """The record after the event. The offset only ever falls together with an error that says why.
+    """The record after the event. The offset only ever falls together with an error that says why; a partial
+    keeps it until it is proved, what failed until its next piece.
 
     Raises IllegalTransition, and ValueError for an event that does not fit the record's offset.
     """
     after = replace(record, state=next_state(TRANSITIONS, record.state, event))
+    kept = record.error if record.state is State.PARTIAL else None
     match event:
         case Write(length):
             if not 0 <= length <= record.bytes - record.offset:
                 raise ValueError(f"{length} bytes at {record.offset} of {record.bytes}")
-            return replace(after, offset=record.offset + length, error=None)
+            return replace(after, offset=record.offset + length, error=kept)
         case Verify():
             if record.offset != record.bytes:
                 raise ValueError(f"only {record.offset} of {record.bytes} bytes are there to be verified")
-            return replace(after, error=None)
+            return replace(after, error=kept)
         case Mismatch(actual):
             return replace(after, offset=0, error=mismatch_reason(record.sha256, actual))
         case Shorten(offset):
@@ -123,18 +142,25 @@ def advance(record: Record, event: Event) -> Record:
                 "partial_shortened", f"The file on disk ends at {offset}, before the recorded offset."
             )
             return replace(after, offset=offset, error=error)
-        case Evict():
-            return replace(after, offset=0, error=EVICTED)
-        case Match() | Interrupt():
+        case Restart(reason) | Lose(reason):
+            return replace(after, offset=0, error=reason)
+        case Match() | Retry():
+            return replace(after, error=None)
+        case Interrupt():
             return after
 
 
-EVICTED = Reason("evicted", "The project's copy was evicted; acquire or upload it again.")
+MISMATCH = "source_mismatch"
+
+
+def was_mismatch(record: Record) -> bool:
+    """Whether the bytes began again at 0 because a whole file of them was wrong."""
+    return record.error is not None and record.error.code == MISMATCH
 
 
 def mismatch_reason(expected: str, actual: str) -> Reason:
     return Reason(
-        "source_mismatch",
+        MISMATCH,
         f"The bytes hash to {actual}, but the manifest declares {expected}. The file starts again at offset 0.",
     )
 

@@ -10,16 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from ficc.domain import ids, placement
 from ficc.domain.errors import Refused, invalid
-from ficc.domain.plan import COUNTED, Fence, Limits, Plan
+from ficc.domain.plan import LEAST, Fence, Limits, Plan
 from ficc.executor.providers.contract import Provider
 
-LEAST: Mapping[str, int] = {
-    "cpu_millis": 10,  # the kernel's shortest quota: 1 ms of a period of 100 ms
-    "memory_bytes": 16 << 20,
-    "processes": 4,  # bubblewrap takes two besides the payload
-    "storage_bytes": 64 << 10,  # to a tmpfs, 0 means that nothing is bounded
-    "storage_inodes": 16,
-}
 GENERATION_MAX = 2**63 - 1
 
 
@@ -44,7 +37,7 @@ def check(fence: Fence, plan: Plan, executor_id: str, provider: Provider) -> Non
         "none",
     ):
         raise Refused(
-            "runtime_unknown", "The plan's provider is not the one of this executor, or another build of it."
+            "runtime_changed", "The plan's provider is not the one of this executor, or another build of it."
         )
     for name, least in LEAST.items():
         if getattr(plan.limits, name) < least:
@@ -64,14 +57,6 @@ def check_room(
     wanted: Limits, capacity: Limits, held: Iterable[Limits], unenforceable: Mapping[str, str]
 ) -> None:
     """Refuse limits that cannot be enforced here, or that do not fit beside what is held. Raises Refused."""
-    for name, why in unenforceable.items():
-        if name != "gpu_devices" or wanted.gpu_devices:
-            raise Refused("limits_unenforceable", f"{name} cannot be enforced here: {why}", name)
-    taken = placement.total(held)
-    for name in COUNTED:
-        room = getattr(capacity, name) - getattr(taken, name)
-        if getattr(wanted, name) > room:
-            raise Refused("does_not_fit", f"{name}: {getattr(wanted, name)} wanted, {room} free.", name)
-    for device in wanted.gpu_devices:
-        if device not in capacity.gpu_devices or device in taken.gpu_devices:
-            raise Refused("does_not_fit", f"GPU {device} is missing or taken.", "gpu_devices")
+    room = placement.less(capacity, placement.total(held))
+    for refused in placement.unmet(wanted, room, capacity, unenforceable, "this machine"):
+        raise refused

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import stat
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ficc import clock
+from ficc.content.store import ContentStore
 from ficc.domain import attempt, lease
 from ficc.domain.attempt import Outcome
 from ficc.domain.errors import Reason, Refused
@@ -23,6 +22,7 @@ from ficc.executor import acceptance, endings, guard, logs
 from ficc.executor.cgroups import Tree
 from ficc.executor.endpoint import Gate
 from ficc.executor.guard import Leases, Watchdog
+from ficc.executor.inputs import Inputs
 from ficc.executor.ledger import Entry, Ledger
 from ficc.executor.logs import AttemptLog
 from ficc.executor.providers.contract import Launch, LaunchFailed, Provider, Sandbox
@@ -36,6 +36,7 @@ RECOVER_SECONDS = 10.0
 """How long a start waits until what an earlier run left is gone; what takes longer holds its reservation."""
 SHUTDOWN_SECONDS = 30.0
 GRACE_SECONDS_MAX = 60.0
+LAST_WORDS = "Its last words follow, its log has all of them:"
 
 State = attempt.State
 
@@ -65,6 +66,7 @@ class Attempts:
         on_change: Callable[[Entry], None],
     ) -> None:
         self._settings = settings
+        self._inputs = Inputs(ContentStore(settings.content_directory), ledger)
         self._ledger = ledger
         self._provider = provider
         self._images = images
@@ -113,7 +115,7 @@ class Attempts:
         held = (entry.plan.limits for entry in self._ledger.holding())
         acceptance.check_room(plan.limits, self._capacity(), held, self.unenforceable())
         record, _ = attempt.advance(attempt.Record(), attempt.Admit())
-        entry = Entry(fence, plan, record, clock.boot_id(), self._ledger.free_slot())
+        entry = Entry(fence, plan, record, clock.boot_id(), self._ledger.free_account_number())
         # Before the first await: two admissions never count the same room, and a stop finds the attempt.
         self._ledger.add(entry)
         self._running[entry.attempt_id] = Running()
@@ -173,13 +175,13 @@ class Attempts:
     # One attempt's way.
 
     async def _stage(self, attempt_id: str) -> None:
-        """Inputs are bound from the content store, never copied: here they only have to be there."""
+        """Inputs are bound from the content store, never copied: here they have to be there, and right."""
         if self._state(attempt_id) is not State.ADMITTED:
             return  # stopped before it began
         entry = self._advance(attempt_id, attempt.BeginStaging())
         event: attempt.Event = attempt.Prepare()
         try:
-            await asyncio.to_thread(self._inputs, entry.plan)
+            await self._inputs.verified(entry.plan, self._running[attempt_id].stop.is_set)
         except Refused as refused:
             event = attempt.End(Outcome.FAILED, refused.reason)
         if self._state(attempt_id) is not State.STAGING:
@@ -188,24 +190,6 @@ class Attempts:
             self._advance(attempt_id, event)
         else:
             await self._finish(attempt_id, event, None)
-
-    def _inputs(self, plan: Plan) -> dict[str, Path]:
-        """Each input's name and the blob behind it. Raises Refused for one that is missing or no plain,
-        read-only file of its size."""
-        found: dict[str, Path] = {}
-        for entry in plan.inputs:
-            path = self._settings.content_directory / "blobs" / entry.sha256[:2] / entry.sha256
-            try:
-                facts = path.lstat()
-            except OSError as error:
-                raise Refused(
-                    "model_not_ready", f"The content of {entry.name} is not on this machine."
-                ) from error
-            plain = stat.S_ISREG(facts.st_mode) and not facts.st_mode & 0o222
-            if not plain or facts.st_size != entry.bytes:
-                raise Refused("source_mismatch", f"The content of {entry.name} is not as it was verified.")
-            found[entry.name] = path
-        return found
 
     async def _run(self, entry: Entry) -> None:
         """Launch, watch, end. The start intent is durable by now."""
@@ -232,8 +216,8 @@ class Attempts:
         """A sandbox whose payload was started. Raises LaunchFailed, OSError, Refused."""
         group = self._tree.group(entry.attempt_id)
         image = self._images.get(entry.plan.runtime.image_digest)
-        uid, gid = self._settings.account(entry.slot)
-        inputs = await asyncio.to_thread(self._inputs, entry.plan)
+        uid, gid = self._settings.account(entry.account_number)
+        inputs = await self._inputs.verified(entry.plan, running.stop.is_set)
         if running.stop.is_set():
             raise LaunchFailed("the attempt was stopped before its sandbox was made.")
         group.create(entry.plan.limits)
@@ -295,7 +279,7 @@ class Attempts:
         last = logs.last_lines(self._settings.logs_directory, attempt_id)
         if not last or event.outcome is Outcome.SUCCEEDED:
             return event
-        message = f"{event.reason.message} Its last lines:\n{last}"
+        message = f"{event.reason.message} {LAST_WORDS}\n{last}"
         return replace(event, reason=Reason(event.reason.code, message))
 
     async def _finish(self, attempt_id: str, event: attempt.Event, sandbox: Sandbox | None) -> None:

@@ -96,8 +96,13 @@ class Tree:
         self.v2: Path | None = None
         self.v2_controllers: frozenset[str] = frozenset()
         self.unenforceable: dict[str, str] = {}
+        self._mounts = mounts
+        self.claim()
+
+    def claim(self) -> None:
+        """Make the subtree, or what is missing of it."""
         try:
-            self._claim(mounts)
+            self._claim(self._mounts)
         except Unusable as why:
             self.unenforceable = dict.fromkeys(LIMIT_CONTROLLER, str(why))
 
@@ -177,21 +182,21 @@ class Tree:
     def leftovers(self) -> list[str]:
         """The names of groups below this tree: of attempts that live, or that an earlier run left."""
         names: set[str] = set()
-        for base in self._bases():
+        for base in self.bases:
             with contextlib.suppress(FileNotFoundError):
                 names.update(entry.name for entry in os.scandir(base) if entry.is_dir())
         return sorted(names)
 
     def remove(self) -> None:
         """Remove the subtree itself; its groups must be gone."""
-        for base in self._bases():
+        for base in self.bases:
             with contextlib.suppress(OSError):
                 base.rmdir()
 
-    def _bases(self) -> Iterator[Path]:
-        yield from self.v1.values()
-        if self.v2 is not None:
-            yield self.v2
+    @property
+    def bases(self) -> list[Path]:
+        """The subtree's directory in each hierarchy, in the order in which they are made."""
+        return [*([self.v2] if self.v2 is not None else []), *self.v1.values()]
 
 
 def _leave_to_a_leaf(own: Path) -> None:
@@ -267,18 +272,18 @@ class Group:
 
     def holds(self, pid: int) -> bool:
         """Whether the process is in this group, in every hierarchy."""
-        return all(pid in _processes(directory) for directory in self.directories)
+        return all(pid in processes(directory) for directory in self.directories)
 
     def has(self, pid: int) -> bool:
         """Whether the process is in this group, by the hierarchy that is joined last: one file read."""
-        return pid in _processes(self.directories[-1])
+        return pid in processes(self.directories[-1])
 
     def processes(self) -> set[int]:
         """Process ids in any of the hierarchies. A pid is only meaningful while its process is known to
         be alive."""
         found: set[int] = set()
         for directory in self.directories:
-            found |= _processes(directory)
+            found |= processes(directory)
         return found
 
     def oom_kills(self) -> int:
@@ -336,13 +341,13 @@ def sweep(directories: list[Path]) -> bool:
 
     Used by the watchdog too, which is handed only the directories.
     """
-    if not any(map(_processes, directories)):
+    if not any(map(processes, directories)):
         return False
     freezers = [d / "freezer.state" for d in directories if (d / "freezer.state").exists()]
     _set(freezers, "FROZEN")  # so that nothing forks past the sweep, and no process id changes hands
     try:
         _set([d / "cgroup.kill" for d in directories if (d / "cgroup.kill").exists()], "1")
-        for pid in set().union(*map(_processes, directories)):
+        for pid in set().union(*map(processes, directories)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     finally:
@@ -361,7 +366,7 @@ def _set(files: list[Path], value: str) -> None:
             file.write_text(value)
 
 
-def _processes(directory: Path) -> set[int]:
+def processes(directory: Path) -> set[int]:
     try:
         return {int(pid) for pid in (directory / "cgroup.procs").read_text().split()} - {0}
     except OSError:  # not made yet, or removed

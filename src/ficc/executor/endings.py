@@ -8,8 +8,8 @@ from ficc import clock
 from ficc.domain import attempt
 from ficc.domain.attempt import Outcome
 from ficc.domain.errors import Reason
-from ficc.domain.placement import size
 from ficc.domain.plan import Plan
+from ficc.domain.quantity import size
 from ficc.executor.guard import Verdict
 from ficc.executor.ledger import Entry
 from ficc.executor.providers.contract import Exit
@@ -29,16 +29,15 @@ def of_exit(
     if out_of_memory:
         text = f"The engine was killed at its memory limit of {size(plan.limits.memory_bytes)}."
         return attempt.End(Outcome.FAILED, Reason("out_of_memory", text))
-    if ended.signal is not None:
-        text = f"The engine was ended by signal {ended.signal}"
-        if ended.status is not None:
-            text += f", or exited with status {ended.status} itself"
-        code = "engine_killed"
-    else:
-        text, code = f"The engine exited with status {ended.status}", "engine_exited"
+    besides = ""
     if process_limit_hits:
-        text += f"; it had reached its limit of {plan.limits.processes} processes"
-    return attempt.End(Outcome.FAILED, Reason(code, text + "."))
+        besides = f"; it had reached its limit of {plan.limits.processes} processes"
+    if ended.signal is None:
+        text = f"The engine exited with status {ended.status}{besides}."
+        return attempt.End(Outcome.FAILED, Reason("engine_exited", text))
+    itself = "" if ended.status is None else f", or exited with status {ended.status} itself"
+    text = f"The engine was ended by signal {ended.signal}{itself}{besides}."
+    return attempt.End(Outcome.FAILED, Reason("engine_killed", text))
 
 
 def not_launched(plan: Plan, what: str, *, out_of_memory: bool) -> attempt.End:

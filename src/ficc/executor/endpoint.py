@@ -1,9 +1,9 @@
 """The endpoint of an attempt: inference requests into its engine's socket, answers out, bounded.
 
 One `Exchange` is one request to the engine over a connection of its own, so that cancelling it is closing
-that connection. Its reader fills a queue of four chunks of at most 64 KiB and then stops reading the
-engine; `read` hands out what is there. Headers toward the engine are made here: nothing of a client's
-reaches it but the body. Only status, content type and body come back.
+that connection. What the engine sends waits in a short queue (QUEUE_CHUNKS, READ_BYTES_MAX); while that is full the
+engine's socket is left alone, so a slow client slows its engine and costs no memory. Headers toward the engine are
+made here: nothing of a client's reaches it but the body. Only status, content type and body come back.
 """
 
 from __future__ import annotations
@@ -208,6 +208,8 @@ class Exchange(asyncio.BufferedProtocol):
         problem = ""
         try:
             self._parser.feed_data(_BUFFER[:nbytes])
+        except httptools.HttpParserUpgrade:
+            problem = "The engine offers to speak another protocol, which nobody asked it for."
         except httptools.HttpParserError as error:
             problem = f"The engine's answer is not HTTP: {error}."
         self._quiet_bytes = 0 if self._fresh else self._quiet_bytes + nbytes
@@ -246,11 +248,11 @@ class Exchange(asyncio.BufferedProtocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
-        if status >= 200 and self._head is None:
+        if self._head is None and not 100 <= status < 200:
             self._head = Head(status, self._content_type)
 
     def on_body(self, body: bytes) -> None:
-        if not self._ended:
+        if self._head is not None and not self._ended:
             self._fresh.append(body)
 
     def on_message_complete(self) -> None:

@@ -1,21 +1,28 @@
 """The ledger: what this executor admitted, intended and observed, durable before it is acted on or told.
 
+A full disk is no reason to end what runs. Without room nothing is admitted and no start is intended; how an attempt
+goes on and ends is kept in memory, told, and written as soon as there is room. If this process is killed before, the
+next one finds an attempt whose end nobody wrote down, and says `unknown`.
+
 One SQLite file, synchronous FULL, written from the event loop's thread: a write is a few hundred bytes.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ficc.domain import attempt, ids
+from ficc.domain import attempt
+from ficc.domain.errors import Refused
 from ficc.domain.plan import Fence, Plan
+from ficc.identifiers import new_id
 
+VERIFIED_KEPT = 10_000
+"""Blobs whose files are remembered, the newest."""
 RELEASED_KEPT = 1000
 """Released attempts that stay known, so that a late question about one has an answer."""
 
@@ -28,21 +35,39 @@ CREATE TABLE IF NOT EXISTS attempts (
     plan TEXT NOT NULL,
     record TEXT NOT NULL,
     boot_id TEXT NOT NULL,
-    slot INTEGER NOT NULL,
+    account_number INTEGER NOT NULL,
     changed_at REAL NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS verified_blobs (
+    sha256 TEXT PRIMARY KEY,
+    inode INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    mtime_ns INTEGER NOT NULL,
+    ctime_ns INTEGER NOT NULL
 ) STRICT;
 """
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """What changes when a file does. The number of its device is left out: it is another after a reboot."""
+
+    inode: int
+    bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """One attempt. `slot` numbers its host account; `boot_id` is of the boot that admitted it."""
+    """One attempt. `account_number` counts its host account up from the first; `boot_id` is of the boot that
+    admitted it."""
 
     fence: Fence
     plan: Plan
     record: attempt.Record
     boot_id: str
-    slot: int
+    account_number: int
 
     @property
     def attempt_id(self) -> str:
@@ -67,27 +92,28 @@ class Ledger:
         self._db.executescript(_SCHEMA)
         self.executor_id = self._identity()
         self._entries = {entry.attempt_id: entry for entry in self._read()}
+        self._unwritten: set[str] = set()
 
     def _identity(self) -> str:
         """Made once, for the life of the state directory."""
         row = self._db.execute("SELECT executor_id FROM identity").fetchone()
         if row is None:
-            made = ids.make(time.time_ns() // 1_000_000, os.urandom(ids.RANDOM_BYTES))
+            made = new_id()
             self._db.execute("INSERT INTO identity VALUES (?)", (made,))
             return made
         return str(row[0])
 
     def _read(self) -> Iterator[Entry]:
         rows = self._db.execute(
-            "SELECT attempt_id, generation, plan_digest, plan, record, boot_id, slot FROM attempts"
+            "SELECT attempt_id, generation, plan_digest, plan, record, boot_id, account_number FROM attempts"
         )
-        for attempt_id, generation, digest, plan, record, boot_id, slot in rows:
+        for attempt_id, generation, digest, plan, record, boot_id, account_number in rows:
             yield Entry(
                 Fence(attempt_id, generation, digest),
                 Plan.from_json(json.loads(plan)),
                 attempt.from_json(json.loads(record)),
                 boot_id,
-                slot,
+                account_number,
             )
 
     def entries(self) -> list[Entry]:
@@ -100,36 +126,85 @@ class Ledger:
         """Attempts whose reservations are held: all that are not released."""
         return [e for e in self._entries.values() if e.record.state is not attempt.State.RELEASED]
 
-    def free_slot(self) -> int:
-        """The lowest account number that no unreleased attempt has."""
-        taken = {entry.slot for entry in self.holding()}
-        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+    def free_account_number(self) -> int:
+        """The lowest that no unreleased attempt has."""
+        taken = {entry.account_number for entry in self.holding()}
+        return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def add(self, entry: Entry) -> None:
-        self._db.execute(
+        """Raises Refused `disk_full`."""
+        written = self._write(
             "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                entry.attempt_id,
-                entry.fence.generation,
-                entry.fence.plan_digest,
-                json.dumps(entry.plan.as_json()),
-                json.dumps(attempt.as_json(entry.record)),
-                entry.boot_id,
-                entry.slot,
-                time.time(),
-            ),
+            entry.attempt_id,
+            entry.fence.generation,
+            entry.fence.plan_digest,
+            json.dumps(entry.plan.as_json()),
+            json.dumps(attempt.as_json(entry.record)),
+            entry.boot_id,
+            entry.account_number,
+            time.time(),
         )
+        if not written:
+            raise _full()
         self._entries[entry.attempt_id] = entry
 
     def record(self, attempt_id: str, record: attempt.Record) -> Entry:
-        """Make the attempt's record durable."""
-        self._db.execute(
-            "UPDATE attempts SET record = ?, changed_at = ? WHERE attempt_id = ?",
-            (json.dumps(attempt.as_json(record)), time.time(), attempt_id),
-        )
-        entry = replace(self._entries[attempt_id], record=record)
+        """Take down the attempt's record, durably but for a full disk. Raises Refused `disk_full` for what
+        must never happen without."""
+        before = self._entries[attempt_id]
+        entry = replace(before, record=record)
+        if not self._write_record(entry):
+            if record.start_intended and not before.record.start_intended:
+                raise _full()
+            self._unwritten.add(attempt_id)
         self._entries[attempt_id] = entry
+        self.catch_up()
         return entry
+
+    def catch_up(self) -> None:
+        """Write what a full disk did not take."""
+        for attempt_id in list(self._unwritten):
+            if not self._write_record(self._entries[attempt_id]):
+                return
+
+    def _write_record(self, entry: Entry) -> bool:
+        written = self._write(
+            "UPDATE attempts SET record = ?, changed_at = ? WHERE attempt_id = ?",
+            json.dumps(attempt.as_json(entry.record)),
+            time.time(),
+            entry.attempt_id,
+        )
+        if written:
+            self._unwritten.discard(entry.attempt_id)
+        return written
+
+    def _write(self, statement: str, *values: str | int | float) -> bool:
+        """Whether there was room. Raises sqlite3.Error for any other fault."""
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            return False
+        return True
+
+    # Blobs whose bytes were found right.
+
+    def verified(self, sha256: str) -> Identity | None:
+        """The file whose bytes had this digest."""
+        row = self._db.execute(
+            "SELECT inode, bytes, mtime_ns, ctime_ns FROM verified_blobs WHERE sha256 = ?", (sha256,)
+        ).fetchone()
+        return None if row is None else Identity(*row)
+
+    def remember(self, sha256: str, identity: Identity) -> None:
+        """On a full disk it is forgotten, and the file read once more."""
+        row = (identity.inode, identity.bytes, identity.mtime_ns, identity.ctime_ns)
+        self._write("INSERT OR REPLACE INTO verified_blobs VALUES (?, ?, ?, ?, ?)", sha256, *row)
+        self._write(
+            "DELETE FROM verified_blobs WHERE rowid <= (SELECT max(rowid) FROM verified_blobs) - ?",
+            VERIFIED_KEPT,
+        )
 
     def forget_old(self) -> list[str]:
         """Drop the oldest released attempts past RELEASED_KEPT; their ids."""
@@ -140,10 +215,21 @@ class Ledger:
             if self._entries[attempt_id].record.state is attempt.State.RELEASED
         ]
         old = released[RELEASED_KEPT:]
-        self._db.executemany("DELETE FROM attempts WHERE attempt_id = ?", [(a,) for a in old])
+        old = [a for a in old if self._write("DELETE FROM attempts WHERE attempt_id = ?", a)]
         for attempt_id in old:
             del self._entries[attempt_id]
+            self._unwritten.discard(attempt_id)
         return old
 
     def close(self) -> None:
+        self.catch_up()
         self._db.close()
+
+
+def _full() -> Refused:
+    return Refused(
+        "disk_full",
+        "The disk that the executor keeps its ledger on is full: it admits and starts nothing until there is room. "
+        "What runs goes on.",
+        retry_after_seconds=10,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 SEGMENT_BYTES_MAX = 1 << 20
@@ -15,6 +16,8 @@ TAIL_BYTES_MAX = 256 << 10
 """What one reading returns at most."""
 LAST_LINES = 12
 LAST_LINES_BYTES_MAX = 2000
+MISLEADING = re.compile(r"no API key is set|\bCORS\b")
+"""What an engine warns of that stands behind our gateway, reached by nothing but a socket of its own."""
 
 
 class AttemptLog:
@@ -56,9 +59,10 @@ def tail(directory: Path, attempt_id: str, bytes_max: int = TAIL_BYTES_MAX) -> t
 
 
 def last_lines(directory: Path, attempt_id: str) -> str:
-    """The last lines of a log, for a reason that people read."""
+    """The last lines of a log, for a reason that people read: without what would send them the wrong way."""
     data, _ = tail(directory, attempt_id, LAST_LINES_BYTES_MAX)
     lines = [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line for line in lines if not MISLEADING.search(line)]
     return "\n".join("".join(c if c.isprintable() else "�" for c in line) for line in lines[-LAST_LINES:])
 
 

@@ -8,7 +8,6 @@ import fcntl
 import json
 import logging
 import os
-import resource
 import signal
 import sqlite3
 import sys
@@ -26,8 +25,9 @@ from ficc import __version__, clock
 from ficc.domain import lease
 from ficc.domain.attempt import Outcome, RequestStop
 from ficc.domain.errors import Reason, Refused, invalid
+from ficc.domain.placement import ENDPOINT_VERSION
 from ficc.domain.plan import Fence, Limits, Plan
-from ficc.executor import acceptance, logs, machine
+from ficc.executor import abandoned, acceptance, logs, machine
 from ficc.executor.attempts import Attempts
 from ficc.executor.cgroups import Tree
 from ficc.executor.guard import Watchdog, WatchdogLost
@@ -39,7 +39,6 @@ from ficc.images.store import ImageStore
 from ficc.process import freeze_garbage_collector, raise_open_files
 from ficc.settings import load
 
-ENDPOINT_VERSION = 1
 LOCK_SECONDS = 15.0
 """How long to wait for an earlier executor's watchdog to be done."""
 LOCK_POLL_SECONDS = 0.05
@@ -174,6 +173,7 @@ class Executor:
         """Tell subscribers what is free, now and then."""
         while True:
             await asyncio.sleep(SNAPSHOT_SECONDS)
+            self.ledger.catch_up()
             self.server.publish({"snapshot": self.snapshot()["snapshot"]})
 
 
@@ -233,6 +233,17 @@ def locked(path: Path, seconds: float) -> Iterator[int]:
         os.close(fd)
 
 
+def open_ledger(path: Path) -> Ledger:
+    """Raises SystemExit for one that cannot be used, which is left as it is."""
+    try:
+        return Ledger(path)
+    except (sqlite3.Error, ValueError, KeyError, Refused) as error:
+        raise SystemExit(
+            f"executor: the ledger {path} cannot be used: {error}. Put back a good copy; or move it away, and the "
+            "executor begins as another node."
+        ) from None
+
+
 async def serve(settings: ExecutorSettings) -> None:
     """Run until SIGTERM or SIGINT, or until the watchdog is lost."""
     loop = asyncio.get_running_loop()
@@ -247,8 +258,11 @@ async def serve(settings: ExecutorSettings) -> None:
     settings = replace(settings, on_fault=fault)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    ledger = Ledger(settings.state_directory / "ledger.sqlite")
-    tree = Tree(f"ficc-{ledger.executor_id}")
+    ledger = open_ledger(settings.state_directory / "ledger.sqlite")
+    tree = Tree(f"{abandoned.PREFIX}{ledger.executor_id}")
+    held = abandoned.hold(tree)
+    for name in abandoned.remove_abandoned(tree):
+        log.info("removed the empty cgroups %s, whose executor is gone", name)
     with locked(settings.state_directory / "watchdog.lock", LOCK_SECONDS) as lock:
         watchdog = await Watchdog.start(settings.verdicts_directory, lock)
     executor = Executor(settings, ledger, load_provider(settings), tree, watchdog)
@@ -265,8 +279,10 @@ async def serve(settings: ExecutorSettings) -> None:
     finally:
         settings.socket.unlink(missing_ok=True)
         await watchdog.close()
-    tree.remove()
-    ledger.close()
+        tree.remove()
+        ledger.close()
+        if held is not None:
+            os.close(held)
     if faults:
         raise SystemExit(f"executor: {faults[0]}")
 
@@ -308,8 +324,6 @@ def run(settings: ExecutorSettings) -> None:
     raise_open_files()
     os.umask(0o022)
     keep_descriptors_private()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each open exchange holds a connection
     prepare_directories(settings)
     try:
         with locked(settings.state_directory / "executor.lock", 0):

@@ -8,11 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-WORKLOAD_UID_BASE = 1_879_050_000
-"""Host accounts of payloads count up from here: above what distributions, containers and systemd use
-(systemd.io, "Users, Groups, UIDs and GIDs on systemd Systems")."""
-RESERVE_MEMORY_BYTES = 512 << 20
-"""Memory of the machine that is never given to attempts."""
+from ficc.settings import PROVIDER, RESERVE_MEMORY_BYTES, WORKLOAD_UID_BASE
 
 
 def _fault(error: BaseException | None) -> None:
@@ -29,7 +25,7 @@ class ExecutorSettings:
     """Host uids that may connect, besides root and the executor's own."""
     uid_base: int = WORKLOAD_UID_BASE
     reserve_memory_bytes: int = RESERVE_MEMORY_BYTES
-    provider: str = "bubblewrap"
+    provider: str = PROVIDER
     on_fault: Callable[[BaseException | None], None] = field(default=_fault)
 
     @property
@@ -49,8 +45,8 @@ class ExecutorSettings:
         """Whether payloads get host accounts of their own."""
         return os.geteuid() == 0
 
-    def account(self, slot: int) -> tuple[int, int]:
-        """The host uid and gid of the payload in this slot."""
+    def account(self, number: int) -> tuple[int, int]:
+        """The host uid and gid of the payload with this account number."""
         if self.accounts:
-            return self.uid_base + slot, self.uid_base + slot
+            return self.uid_base + number, self.uid_base + number
         return os.geteuid(), os.getegid()

@@ -1,9 +1,9 @@
 """The watchdog: one small process per executor that ends sandboxes when the executor cannot.
 
-It holds the cgroup directories of every armed attempt and a timer on CLOCK_BOOTTIME. It kills a sandbox at
-its deadline, and all of them when the executor's end of the socket closes. So an executor that is stopped,
-hung or killed cannot keep an engine alive past its lease. What it proved empty it writes down, one durable
-file per attempt, so that the next executor knows how the attempt ended. An attempt that was due stays in its
+Every attempt is armed here with its control groups and the moment its lease runs out, on CLOCK_BOOTTIME. When
+that moment comes, the groups are killed; when the executor's end of the socket closes, everything armed is. This
+needs nothing of the executor, which may be hung or gone. What was proved empty is written down, one durable file
+per attempt, so that the next executor knows how the attempt ended. An attempt that was due stays in this process's
 care until the executor disarms it: whatever still joins its groups is killed too.
 
 Nothing here waits for one sandbox while another is due, and no fault of the disk keeps it from killing.
@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ficc import clock
+from ficc.domain.lease import SECOND
 from ficc.executor.cgroups import sweep
 
 MESSAGE_BYTES_MAX = 32 << 10
@@ -36,7 +38,6 @@ RETRY_SECONDS = 0.02
 """How soon a sandbox that is not empty yet is killed again."""
 WATCH_SECONDS = 1.0
 """How often a sandbox that was ended is looked at again until it is disarmed."""
-SECOND = 1_000_000_000  # in nanoseconds
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _TFD_TIMER_ABSTIME = 1
 
@@ -71,7 +72,7 @@ class Watchdog:
             # An order that is here counts before the clock: it may be a renewal.
             if self.sock in readable and not self._receive():
                 break
-            now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            now = clock.now_ns()
             for attempt_id, armed in self.armed.items():
                 if armed.due_ns <= now:
                     self._end(attempt_id, armed, "lease_lapsed", now)
@@ -121,8 +122,7 @@ class Watchdog:
 
     def _write_down(self, attempt_id: str, armed: Armed) -> None:
         """Durably: the file, then its name. A disk that refuses costs the knowledge, nothing else."""
-        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        document = {"why": armed.why, "alive": armed.alive, "at_ns": now_ns}
+        document = {"why": armed.why, "alive": armed.alive, "at_ns": clock.now_ns()}
         try:
             with open(self.directory / attempt_id, "w") as file:
                 json.dump(document, file)

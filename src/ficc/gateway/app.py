@@ -1,11 +1,11 @@
-"""The OpenAI-compatible routes over HTTP: the first caller of `Gateway.invoke`.
+"""The OpenAI-compatible routes over HTTP.
 
-    /api/v1/inference/{service}/v1/{models,chat/completions,embeddings}
-    /api/v1/openai/v1/{models,chat/completions,embeddings}     `model` is the alias and picks the service
+    /api/v1/inference/{service}/v1/{models,models/ALIAS,chat/completions,embeddings}
+    /api/v1/openai/v1/…     the same, where `model` is the alias and picks the service
 
 Raw ASGI. A credential (a token, or the console's session, which `browser` checks) is looked at before a byte
-of the body is read; a client that leaves is noticed at once,
-whether it waits in the queue, before the first byte or in the stream.
+of the body is read. A client that leaves is noticed at once: while it waits in the queue, before the first byte,
+and in the stream.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
-from ficc.gateway.ports import Authority, Route, Routes
-from ficc.gateway.relay import Gateway, Invocation, StreamAborted
-from ficc.gateway.slots import Bodies
-from ficc.protocol import http_api, openai
+from ficc.gateway.answers import StreamAborted
+from ficc.gateway.intake import Intake, Message, Receive, Scope
+from ficc.gateway.ports import Authority, Routes
+from ficc.gateway.relay import Gateway, Invocation
+from ficc.protocol import content_coding, http_api, openai
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_PATH = re.compile(r"/api/v1/(?:inference/(?P<service>[^/]{1,64})|openai)(?P<rest>/v1/[a-z/]{1,64})")
+_PATH = re.compile(
+    r"/api/v1/(?:inference/(?P<service>[^/]{1,64})|openai)"
+    r"(?P<rest>/v1/(?:models/(?P<alias>[^/]{1,256})|[a-z/]{1,64}))"
+)
 _MODELS = "/v1/models"
-CLIENT_GONE = Refused("peer_lost", "The client closed the connection.")
+CLIENT_GONE = Refused("client_gone", "The client closed the connection.")
 
 
 def is_inference(path: str) -> bool:
@@ -46,19 +46,16 @@ class GatewayApp:
         routes: Routes,
         authority: Authority,
         browser: Callable[[Scope], Actor],
-        body_bytes_max: int,
-        body_bytes_total_max: int,
-        json_depth_max: int,
-        json_values_max: int,
         allowed_origins: Sequence[str] = (),
     ) -> None:
         self._gateway = gateway
         self._routes = routes
         self._authority = authority
         self._browser = browser
-        self._body_bytes_max = body_bytes_max
-        self._bodies = Bodies(body_bytes_total_max)
-        self._json_bounds = {"depth_max": json_depth_max, "values_max": json_values_max}
+        limits = gateway.limits
+        self._intake = Intake(
+            body_bytes_max=limits.body_bytes_max, total_bytes_max=limits.body_bytes_total_max
+        )
         self._allowed_origins = frozenset(origin.encode("latin-1") for origin in allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,14 +69,20 @@ class GatewayApp:
             match = _PATH.fullmatch(scope["path"])
             assert match is not None
             rest = match["rest"]
-            if rest == _MODELS:
+            if b"%2f" in scope.get("raw_path", b"").lower():
+                raise Refused(
+                    "not_found", "A slash that is written %2F separates nothing; write it as it is."
+                )
+            if rest == _MODELS or match["alias"] is not None:
                 _check_method(scope, "GET")
-                await self._list_models(actor, match["service"], send, cors)
+                body = await self._models(actor, match["service"], match["alias"])
+                await _answer(send, 200, body, cors)
             elif rest in openai.CAPABILITY:
                 _check_method(scope, "POST")
                 await self._invoke(actor, match["service"], rest, scope, receive, send, headers, cors)
             else:
-                raise Refused("not_found", f"There is no inference route {rest}.")
+                known = ", ".join((_MODELS, *openai.CAPABILITY))
+                raise Refused("not_found", f"There is no inference route {rest}; there are {known}.")
         except Refused as refused:
             await _refuse(send, refused, cors)
 
@@ -104,31 +107,24 @@ class GatewayApp:
 
     # Routes.
 
-    async def _list_models(
-        self, actor: Actor, service_id: str | None, send: Send, cors: list[tuple[bytes, bytes]]
-    ) -> None:
+    async def _models(self, actor: Actor, service_id: str | None, alias: str | None) -> bytes:
+        """Every model that the URL serves for this actor, or the one of an alias. Raises Refused."""
         actor.require("inference:invoke")
-        if service_id is None:
+        if service_id is not None:
+            found = [await self._gateway.settled_route(actor, service_id)]
+        else:
             await self._routes.settle()
             found = [
                 route
                 for route in self._routes.of_project(actor.project_id)
                 if actor.service_id in (None, route.service_id)
             ]
-        else:
-            found = [await self._visible(actor, service_id)]
-        body = openai.model_list([(route.alias, route.created_at) for route in found])
-        await _answer(send, 200, body, cors)
-
-    async def _visible(self, actor: Actor, service_id: str) -> Route:
-        if self._routes.get(service_id) is None:
-            await self._routes.settle()
-        route = self._routes.get(service_id)
-        if route is None or route.project_id != actor.project_id:
-            raise Refused("not_found", f"There is no service {service_id[:64]} in this project.")
-        if actor.service_id not in (None, route.service_id):
-            raise Refused("denied", "This credential is for another service.", "inference:invoke")
-        return route
+        if alias is None:
+            return openai.model_list([(route.alias, route.created_at) for route in found])
+        for route in found:
+            if route.alias == alias:
+                return openai.model(route.alias, route.created_at)
+        raise Refused("model_not_found", f"This URL serves no model {alias[:64]!r}.", "model")
 
     async def _invoke(
         self,
@@ -141,64 +137,28 @@ class GatewayApp:
         headers: dict[bytes, bytes],
         cors: list[tuple[bytes, bytes]],
     ) -> None:
-        declared = self._check_head(headers)
+        actor.require("inference:invoke")
+        announced = self._intake.announced(scope, headers)
         if service_id is not None:
-            await self._visible(actor, service_id)
-        body = await self._body(receive, declared)
+            await self._gateway.settled_route(actor, service_id)
+        body = await self._intake.take(receive, announced)
         if body is None:
             return  # the client left while it was sending
         try:
+            request = None
             if service_id is None:
-                service_id = await self._by_model(actor, body)
+                request = await self._gateway.read(body)
+                service_id = await self._by_model(actor, request)
             exchange = _Exchange(scope, receive, send)
-            await exchange.run(self._gateway, service_id, path, body, actor, cors)
+            await exchange.run(self._gateway, service_id, path, body, request, actor, cors)
         finally:
-            self._bodies.give_back(len(body))
+            self._intake.give_back(body)
 
-    def _check_head(self, headers: dict[bytes, bytes]) -> int | None:
-        """The declared length. Raises Refused for a body that will not be taken, before it is read."""
-        media = headers.get(b"content-type", http_api.JSON_TYPE).partition(b";")[0].strip().lower()
-        if media != http_api.JSON_TYPE:
-            raise Refused("unsupported_media_type", "Send the body as application/json.", "content-type")
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Refused(
-                "unsupported_media_type", "Send the body without a content encoding.", "content-encoding"
-            )
-        length = headers.get(b"content-length")
-        if length is None:
-            return None
-        if int(length) > self._body_bytes_max:
-            raise self._too_large()
-        return int(length)
-
-    def _too_large(self) -> Refused:
-        return Refused("too_large", f"An inference body is at most {self._body_bytes_max} bytes.")
-
-    async def _body(self, receive: Receive, declared: int | None) -> bytes | None:
-        """The whole body, its bytes accounted for; None when the client left."""
-        held = declared or 0
-        self._bodies.take(held)
-        body = bytearray()
-        kept = False
-        try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                body += message.get("body", b"")
-                if len(body) > self._body_bytes_max:
-                    raise self._too_large()
-                if len(body) > held:
-                    self._bodies.take(len(body) - held)
-                    held = len(body)
-                if not message.get("more_body", False):
-                    kept = True
-                    return bytes(body)
-        finally:
-            self._bodies.give_back(held - len(body) if kept else held)
-
-    async def _by_model(self, actor: Actor, body: bytes) -> str:
-        alias = openai.peek_model(body, **self._json_bounds)
+    async def _by_model(self, actor: Actor, request: openai.Request) -> str:
+        """The service that a body picks. Raises Refused."""
+        alias = request.model
+        if alias is None:
+            raise Refused("invalid_body", "model names the service by its alias.", "model")
         if self._routes.by_alias(actor.project_id, alias) is None:
             await self._routes.settle()
         route = self._routes.by_alias(actor.project_id, alias)
@@ -226,11 +186,18 @@ class _Exchange:
         service_id: str,
         path: str,
         body: bytes,
+        request: openai.Request | None,
         actor: Actor,
         cors: list[tuple[bytes, bytes]],
     ) -> None:
         status, chunks = await gateway.invoke(
-            service_id, path, body, actor, request_id=self._request_id, on_begin=self._begin
+            service_id,
+            path,
+            body,
+            actor,
+            request=request,
+            request_id=self._request_id,
+            on_begin=self._begin,
         )
         try:
             headers = [*chunks.headers, *cors]
@@ -299,4 +266,6 @@ async def _refuse(send: Send, refused: Refused, cors: Sequence[tuple[bytes, byte
     headers = [*http_api.error_headers(refused), *cors]
     if refused.code == "unauthenticated":
         headers.append((b"www-authenticate", b"Bearer"))
+    if refused.param == "content-encoding" and refused.code == "unsupported_media_type":
+        headers.append((b"accept-encoding", content_coding.TAKEN.encode()))  # RFC 9110, 15.5.16
     await _answer(send, http_api.status_of(refused), http_api.error_body(refused), headers)

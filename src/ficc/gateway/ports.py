@@ -19,6 +19,9 @@ class Stream(Protocol):
     async def read(self) -> Data:
         """The next piece. Raises Refused for an answer that will not be completed."""
 
+    def nudge(self) -> None:
+        """Let the waiting read come back with an empty piece; what it asked for goes to the next read."""
+
     def abort(self, why: Refused) -> None:
         """End it from this side; the waiting read raises `why`."""
 
@@ -69,6 +72,9 @@ class Routes(Protocol):
 
     def link(self, node_id: str) -> Link | None:
         """The node's link, or None while it is not connected."""
+
+    def is_stale(self, service_id: str) -> bool:
+        """Whether this process committed something of the service that is not in the table yet."""
 
     async def settle(self) -> None:
         """Wait, for a bounded time, until what this process committed before is in the table: whoever was

@@ -1,8 +1,8 @@
 """One path for every invocation: check, take a slot, open, relay, account for the end exactly once.
 
-`Gateway.invoke` is the seam for code inside the controller and the HTTP routes are its first caller. A
-refusal comes back as a status with one JSON chunk. Whatever ends an invocation early (the client gone, the
-deadline, a revoked credential, a stopped service, a lost link) goes through `Invocation.abort`.
+Everybody who asks an engine something goes through `Gateway.invoke`: the HTTP routes, and code inside the
+controller. Refusals are answers too: a status and one JSON chunk. Whatever ends an invocation early (the client
+gone, the deadline, a revoked credential, a stopped service, a lost link) goes through `Invocation.abort`.
 
 Another replica is tried only after an explicit answer that nothing was opened, never after silence.
 """
@@ -12,44 +12,45 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
 from ficc.domain import admission
 from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
+from ficc.domain.plan import BODY_BYTES_MAX
 from ficc.domain.service import ENDED, ROUTABLE, State
+from ficc.gateway import answers
+from ficc.gateway.body_reader import BodyReader
 from ficc.gateway.ports import Authority, Replica, Route, Routes, Stream
 from ficc.gateway.slots import Slots
-from ficc.protocol import http_api, openai, sse
+from ficc.protocol import http_api, openai, sse, strict_json
+from ficc.protocol.executor_wire import Data
 
 log = logging.getLogger("ficc.gateway")
 
-OFF_LOOP_BYTES = 256 << 10
-"""A body above this is checked in another process, so that no other request waits for it."""
 NOT_OPENED = frozenset({"busy", "service_not_ready", "executor_unavailable", "fenced", "attempt_unknown"})
 """Refusals of an open after which another replica may be tried."""
 BUSY_SECONDS = 0.05
 """How long a request waits when the executor says busy although the count here says free."""
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class StreamAborted(Exception):
-    """The answer broke where nothing can be said in band; the transport must break too."""
-
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(str(refused))
-        self.refused = refused
+_STREAM_HEADERS = (
+    (b"content-type", sse.CONTENT_TYPE.encode()),
+    (b"cache-control", b"no-cache, no-transform"),  # proxies must neither gather events nor rewrite them
+    (b"x-accel-buffering", b"no"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    queue_max: int = 64
-    queue_seconds: float = 30.0
-    json_depth_max: int = 64
-    json_values_max: int = 262_144
+    queue_max: int = admission.QUEUE_MAX
+    queue_seconds: float = admission.QUEUE_SECONDS
+    json_depth_max: int = strict_json.DEPTH_MAX
+    json_values_max: int = strict_json.VALUES_MAX
+    body_bytes_max: int = BODY_BYTES_MAX
+    body_bytes_total_max: int = admission.BODY_BYTES_TOTAL_MAX
+    keep_alive_seconds: float = admission.KEEP_ALIVE_SECONDS
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +62,7 @@ class Invocation:
     service_id: str
     generation: int = 0
     stream: Stream | None = None
+    opening: asyncio.Timeout | None = None
     place: asyncio.Future[None] | None = None
     ended: Refused | None = None
     on_abort: Callable[[Refused], None] | None = None
@@ -68,12 +70,14 @@ class Invocation:
     release: Callable[[], None] | None = None
 
     def abort(self, why: Refused) -> None:
-        """End the invocation, wherever it stands: in the queue, before the first byte, in the stream."""
+        """End the invocation, wherever it stands: in the queue, being opened, in the stream."""
         if self.ended is not None:
             return
         self.ended = why
         if self.place is not None and not self.place.done():
             self.place.set_result(None)
+        if self.opening is not None:
+            self.opening.reschedule(0.0)
         if self.stream is not None:
             self.stream.abort(why)
         if self.on_abort is not None:
@@ -121,13 +125,12 @@ class Gateway:
         routes: Routes,
         authority: Authority,
         limits: Limits,
-        workers: Executor,
         new_id: Callable[[], str],
     ) -> None:
         self._routes = routes
         self._authority = authority
-        self._limits = limits
-        self._workers = workers
+        self.limits = limits
+        self._reader = BodyReader(depth_max=limits.json_depth_max, values_max=limits.json_values_max)
         self._new_id = new_id
         self.slots = Slots(limits.queue_max)
         self._live: set[Invocation] = set()
@@ -144,20 +147,22 @@ class Gateway:
         body: bytes,
         actor: Actor,
         *,
+        request: openai.Request | None = None,
         request_id: str | None = None,
         on_begin: Callable[[Invocation], None] | None = None,
     ) -> tuple[int, Chunks]:
         """The status and the answer's chunks; the caller closes the chunks, whatever happens.
 
-        `on_begin` is handed the invocation before anything waits, so that a transport can end it.
-        Cancelling this call ends the invocation too.
+        `request` is what `read` made of the body, where that was done before. `on_begin` is handed the
+        invocation before anything waits, so that a transport can end it. Cancelling this call ends the
+        invocation too.
         """
         invocation = Invocation(request_id or self._new_id(), actor, service_id)
         self._live.add(invocation)
         if on_begin is not None:
             on_begin(invocation)
         try:
-            return await self._begin(invocation, path, body)
+            return await self._begin(invocation, path, body, request)
         except Refused as refused:
             self._end(invocation, refused)
             return self._refusal(invocation, refused)
@@ -165,10 +170,10 @@ class Gateway:
             self._end(invocation, None)
             raise
 
-    async def _begin(self, invocation: Invocation, path: str, body: bytes) -> tuple[int, Chunks]:
-        if self._routes.get(invocation.service_id) is None:
-            await self._routes.settle()
-        route = self._admitted(invocation)
+    async def _begin(
+        self, invocation: Invocation, path: str, body: bytes, request: openai.Request | None
+    ) -> tuple[int, Chunks]:
+        route = await self.settled_route(invocation.actor, invocation.service_id)
         capability = openai.CAPABILITY.get(path)
         if capability is None:
             raise Refused("not_found", f"There is no route {path[:64]} for a service.")
@@ -178,7 +183,7 @@ class Gateway:
                 f"The model of {route.alias} was registered for {', '.join(sorted(route.capabilities))}, "
                 f"not for {capability}.",
             )
-        request = await self._read(body, route.alias)
+        request = request or await self.read(body)
         if request.model not in (None, route.alias, route.model_name):
             raise Refused(
                 "model_not_found",
@@ -187,7 +192,7 @@ class Gateway:
             )
         if route.state not in ROUTABLE:
             await self._routes.settle()
-            route = self._admitted(invocation)
+            route = self.route(invocation.actor, invocation.service_id)
         admission.check_state(route.state)
         invocation.generation = route.generation
         loop = asyncio.get_running_loop()
@@ -197,48 +202,57 @@ class Gateway:
             f"The service's deadline of {route.deadline_seconds} s passed; it was not replayed.",
         )
         invocation.timer = loop.call_at(deadline, invocation.abort, late)
-        stream = await self._open(invocation, path, request.body, deadline)
-        first = await stream.read()
-        assert first.head is not None, "the first piece carries the head"
-        if first.head.status >= 400:
-            return await self._engine_refusal(
-                invocation, stream, first.head.status, bytes(first.data), first.end
-            )
-        data, streaming = bytes(first.data), sse.is_stream(first.head.content_type)
-        relayed = self._events if streaming else self._document
-        source = relayed(invocation, stream, data, first.end)
-        headers = _answer_headers(first.head.content_type, streaming=streaming)
-        whole = first.end and not streaming
-        if whole:
-            headers.append((b"content-length", b"%d" % len(data)))
-        return first.head.status, Chunks(
-            invocation.request_id,
-            headers,
-            source,
-            lambda: self._end(invocation, None),
-            in_one_piece=whole and bool(data),
-        )
+        stream = await self._open(invocation, path, request.addressed(body, route.alias), deadline)
+        comments = request.stream and path == openai.CHAT
+        pull = answers.Pull(stream, self.limits.keep_alive_seconds if comments else None)
+        invocation.stream = pull
+        return await self._answer(invocation, pull)
 
-    def _admitted(self, invocation: Invocation) -> Route:
-        """The route, if the actor may use it now."""
-        actor = self._authority.recheck(invocation.actor)
+    async def _answer(self, invocation: Invocation, pull: answers.Pull) -> tuple[int, Chunks]:
+        """What the engine answers, as soon as its status is known to be the right one to give."""
+        piece = await pull.read()
+        end = partial(self._end, invocation)
+        if piece.head is not None:
+            if piece.head.status >= 400:
+                raise await answers.refusal(pull, piece.head.status, piece)
+            if not answers.check_head(piece.head):
+                return self._document(invocation, pull, await answers.held(pull, piece))
+        source = answers.events(pull, piece, invocation.check, end)
+        return 200, Chunks(invocation.request_id, list(_STREAM_HEADERS), source, partial(end, None))
+
+    def _document(self, invocation: Invocation, pull: answers.Pull, piece: Data) -> tuple[int, Chunks]:
+        end = partial(self._end, invocation)
+        headers: Headers = [(b"content-type", http_api.JSON_TYPE)]
+        if piece.end:
+            headers.append((b"content-length", b"%d" % len(piece.data)))
+        source = answers.document(pull, piece, end)
+        return 200, Chunks(invocation.request_id, headers, source, partial(end, None), in_one_piece=piece.end)
+
+    def route(self, actor: Actor, service_id: str) -> Route:
+        """The service's route, if the actor may use it now. Raises Refused."""
+        actor = self._authority.recheck(actor)
         actor.require("inference:invoke")
-        route = self._routes.get(invocation.service_id)
+        route = self._routes.get(service_id)
         if route is None or route.project_id != actor.project_id:
-            raise Refused("not_found", f"There is no service {invocation.service_id[:64]} in this project.")
+            raise Refused("not_found", f"There is no service {service_id[:64]} in this project.")
         if actor.service_id not in (None, route.service_id):
             raise Refused("denied", "This credential is for another service.", "inference:invoke")
         return route
 
-    async def _read(self, body: bytes, alias: str) -> openai.Request:
-        bounds = self._limits.json_depth_max, self._limits.json_values_max
-        if len(body) <= OFF_LOOP_BYTES:
-            return openai.read(body, alias, depth_max=bounds[0], values_max=bounds[1])
-        loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._workers, read_in_worker, body, alias, *bounds)
-        if isinstance(answer, openai.Request):
-            return answer
-        raise Refused(*answer)
+    async def settled_route(self, actor: Actor, service_id: str) -> Route:
+        """The same, once the table had the time to hear of a service that it does not know, or that was just
+        changed: whoever was told that a service drains must not see it take a request."""
+        if self._routes.get(service_id) is None or self._routes.is_stale(service_id):
+            await self._routes.settle()
+        return self.route(actor, service_id)
+
+    async def read(self, body: bytes) -> openai.Request:
+        """Check a body. Raises Refused."""
+        return await self._reader.read(body)
+
+    async def close(self) -> None:
+        """End what runs beside this process."""
+        await self._reader.close()
 
     # Slots and opening.
 
@@ -249,7 +263,7 @@ class Gateway:
         while True:
             replica = await self._slot(invocation, failed, last)
             try:
-                stream = await self._try(replica, path, body, deadline - loop.time())
+                stream = await self._try(invocation, replica, path, body, deadline - loop.time())
             except Refused as refused:
                 self._give_back(invocation)
                 if refused.code not in NOT_OPENED:
@@ -268,19 +282,28 @@ class Gateway:
                 raise invocation.ended
             return stream
 
-    async def _try(self, replica: Replica, path: str, body: bytes, seconds: float) -> Stream:
+    async def _try(
+        self, invocation: Invocation, replica: Replica, path: str, body: bytes, seconds: float
+    ) -> Stream:
         link = self._routes.link(replica.node_id)
         if link is None:
             raise Refused(
                 "executor_unavailable", "The replica's node is not connected.", retry_after_seconds=1
             )
-        return await link.open_stream(replica.fence, path, body, seconds)
+        try:
+            async with asyncio.timeout(None) as invocation.opening:  # `abort` makes it run out
+                return await link.open_stream(replica.fence, path, body, seconds)
+        except TimeoutError:
+            invocation.check()
+            raise
+        finally:
+            invocation.opening = None
 
     async def _slot(self, invocation: Invocation, failed: set[str], last: Refused | None) -> Replica:
         """A replica whose slot is held, after waiting for one if need be. Raises Refused."""
         service_id = invocation.service_id
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._limits.queue_seconds
+        until = loop.time() + self.limits.queue_seconds
         place: asyncio.Future[None] | None = None
         try:
             while True:
@@ -300,7 +323,7 @@ class Gateway:
                 except TimeoutError:
                     raise Refused(
                         "queue_full",
-                        f"No slot came free within {self._limits.queue_seconds:.0f} s; try again later.",
+                        f"No slot came free within {self.limits.queue_seconds:.0f} s; try again later.",
                         retry_after_seconds=admission.RETRY_AFTER_SECONDS,
                     ) from None
         finally:
@@ -309,11 +332,13 @@ class Gateway:
                 self.slots.leave(service_id, place)
 
     def _current(self, invocation: Invocation) -> Route:
-        """The route as it is now, if the invocation may still go ahead on it."""
+        """The route as it is now, if the invocation may still go ahead on it. One that waits when the service begins
+        to drain was admitted before, and is served."""
         route = self._routes.get(invocation.service_id)
         if route is None or route.generation != invocation.generation:
             raise Refused("service_stopped", "The service was stopped while the request waited.")
-        admission.check_state(route.state)
+        if route.state is not State.DRAINING:
+            admission.check_state(route.state)
         return route
 
     def _give_back(self, invocation: Invocation) -> None:
@@ -321,79 +346,21 @@ class Gateway:
         if release is not None:
             release()
 
-    # Answers.
-
-    async def _events(
-        self, invocation: Invocation, stream: Stream, data: bytes, end: bool
-    ) -> AsyncGenerator[bytes, None]:
-        """A stream of events, passed on as they come; a break is said in band where that is possible."""
-        scanner = sse.Scanner()
-        try:
-            if not data:
-                yield b""  # the head goes out, though the first event may be long in coming
-            while True:
-                if data:
-                    scanner.feed(data)
-                    yield data
-                if end:
-                    break
-                invocation.check()
-                piece = await stream.read()
-                data, end = bytes(piece.data), piece.end
-            if not scanner.done:
-                raise Refused("engine_error", "The engine ended its stream without saying that it was done.")
-        except Refused as refused:
-            if scanner.done:
-                return  # it broke behind its end
-            self._end(invocation, refused)
-            if not scanner.between_events:
-                raise StreamAborted(refused) from refused
-            yield sse.event(http_api.error_document(refused))
-        finally:
-            self._end(invocation, None)
-
-    async def _document(
-        self, invocation: Invocation, stream: Stream, data: bytes, end: bool
-    ) -> AsyncGenerator[bytes, None]:
-        """A JSON answer; one that breaks off cannot be repaired."""
-        try:
-            while True:
-                if data:
-                    yield data
-                if end:
-                    return
-                piece = await stream.read()
-                data, end = bytes(piece.data), piece.end
-        except Refused as refused:
-            self._end(invocation, refused)
-            raise StreamAborted(refused) from refused
-        finally:
-            self._end(invocation, None)
-
-    async def _engine_refusal(
-        self, invocation: Invocation, stream: Stream, status: int, data: bytes, end: bool
-    ) -> tuple[int, Chunks]:
-        """An engine's 4xx or 5xx in our shape."""
-        while not end and len(data) < openai.ERROR_BYTES_MAX:
-            piece = await stream.read()
-            data, end = data + piece.data, piece.end
-        status, document = openai.engine_error(status, data)
-        self._end(invocation, None)
-        error = document["error"]
-        refused = Refused(error["code"], error["message"], error["param"])
-        body = http_api.json_bytes(document)
-        return status, self._one_chunk(invocation, body, http_api.error_headers(refused))
+    # Refusals.
 
     def _refusal(self, invocation: Invocation, refused: Refused) -> tuple[int, Chunks]:
         body = http_api.error_body(refused)
-        return http_api.status_of(refused), self._one_chunk(invocation, body, http_api.error_headers(refused))
 
-    def _one_chunk(self, invocation: Invocation, body: bytes, headers: Headers) -> Chunks:
         async def one() -> AsyncGenerator[bytes, None]:
             yield body
 
-        fixed = [(b"content-type", http_api.JSON_TYPE), (b"content-length", b"%d" % len(body))]
-        return Chunks(invocation.request_id, [*fixed, *headers], one(), lambda: None, in_one_piece=True)
+        headers = [
+            (b"content-type", http_api.JSON_TYPE),
+            (b"content-length", b"%d" % len(body)),
+            *http_api.error_headers(refused, engine_saw_it=invocation.stream is not None),
+        ]
+        chunks = Chunks(invocation.request_id, headers, one(), lambda: None, in_one_piece=True)
+        return http_api.status_of(refused), chunks
 
     # Ends.
 
@@ -409,7 +376,11 @@ class Gateway:
         self._give_back(invocation)
         why = why or invocation.ended
         if why is not None:
-            log.info("request %s to %s ended: %s", invocation.request_id, invocation.service_id, why.code)
+            # Clients leave all the time, and it is nobody's fault.
+            level = logging.DEBUG if why.code == "client_gone" else logging.INFO
+            log.log(
+                level, "request %s to %s ended: %s", invocation.request_id, invocation.service_id, why.code
+            )
 
     def recheck(self) -> None:
         """After a change of routes or authority: end what may not go on, and let queues try again."""
@@ -421,7 +392,7 @@ class Gateway:
 
     def _why_not(self, invocation: Invocation) -> Refused | None:
         try:
-            self._admitted(invocation)
+            self.route(invocation.actor, invocation.service_id)
         except Refused as refused:
             if refused.code == "not_found":
                 return _stopped()
@@ -434,16 +405,6 @@ class Gateway:
         return None
 
 
-def read_in_worker(
-    body: bytes, alias: str, depth_max: int, values_max: int
-) -> openai.Request | tuple[str, str, str | None]:
-    """`openai.read` for another process: refusals travel as values."""
-    try:
-        return openai.read(body, alias, depth_max=depth_max, values_max=values_max)
-    except Refused as refused:
-        return refused.code, refused.message, refused.param
-
-
 def _stopped() -> Refused:
     return Refused("service_stopped", "The service was stopped; the request was ended and is not replayed.")
 
@@ -451,11 +412,3 @@ def _stopped() -> Refused:
 def _not_ready(last: Refused | None) -> Refused:
     message = last.message if last is not None else "No replica of the service is ready."
     return Refused("service_not_ready", message, retry_after_seconds=admission.RETRY_AFTER_SECONDS)
-
-
-def _answer_headers(content_type: str, *, streaming: bool) -> Headers:
-    headers: Headers = [(b"content-type", content_type.encode("latin-1") or http_api.JSON_TYPE)]
-    if streaming:
-        # Proxies must neither gather events nor rewrite them.
-        headers += [(b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
-    return headers

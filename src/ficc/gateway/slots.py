@@ -17,7 +17,9 @@ from ficc.gateway.ports import Replica, Route
 
 
 @dataclass(slots=True)
-class Service:
+class Traffic:
+    """One service's: open requests by attempt, and who waits for a slot."""
+
     in_flight: dict[str, int] = field(default_factory=dict)
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
     turn: int = 0
@@ -26,7 +28,7 @@ class Service:
 class Slots:
     def __init__(self, queue_max: int) -> None:
         self._queue_max = queue_max
-        self._services: dict[str, Service] = {}
+        self._services: dict[str, Traffic] = {}
 
     def in_flight(self, service_id: str) -> dict[str, int]:
         """Open requests by attempt."""
@@ -43,7 +45,7 @@ class Slots:
     def take(self, route: Route, without: Collection[str], *, queued: bool) -> Replica | None:
         """A replica whose slot the caller now holds, or None when it has to wait. `queued`: the caller
         waits already, at the head. Raises Refused `queue_full`."""
-        service = self._services.setdefault(route.service_id, Service())
+        service = self._services.setdefault(route.service_id, Traffic())
         candidates = [
             Candidate(r.attempt_id, service.in_flight.get(r.attempt_id, 0), r.concurrency)
             for r in route.replicas

@@ -11,20 +11,16 @@ import os
 import platform
 import re
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ficc.domain.errors import Refused
+from ficc.images.programs import build_failed, last_lines, run_bounded
 
 PYTHON_PACKAGES = ("python3-minimal", "libpython3-stdlib")
 BOOTSTRAP_SECONDS_MAX = 900
 SUITE = re.compile(r"[a-z][a-z0-9.-]{0,62}")
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{1,99}")
-
-CREDENTIALS = re.compile(r"//[^/\s@]*@")
 
 PACKAGE_LIST = "packages"  # of the root, while it is being made
 MERGE_USR = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d" && ln -s "usr/$d" "$1/$d" || exit 1; done'
@@ -157,40 +153,6 @@ def even_out_modes(root: Path) -> None:
             path = Path(folder, name)
             if not path.is_symlink():
                 path.chmod(PROGRAM_MODE if path.stat().st_mode & 0o111 else FILE_MODE)
-
-
-def build_failed(message: str) -> Refused:
-    return Refused("build_failed", message)
-
-
-def run_bounded(command: Sequence[str], *, seconds_max: int, what: str) -> tuple[int, str]:
-    """Status and output (both streams) of a command, ended with all its children when it takes too long
-    or we are interrupted."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds_max)
-    except subprocess.TimeoutExpired:
-        raise build_failed(f"{what} took more than {seconds_max} s; check the network, try again") from None
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return process.returncode, output
-
-
-def last_lines(output: str, count: int = 6) -> str:
-    """The end of a tool's output for a message, without what stands before the @ of a URL."""
-    lines = [line[:300] for line in output.splitlines() if line.strip()][-count:]
-    return CREDENTIALS.sub("//", "\n".join(lines))
 
 
 def _run(command: Sequence[str], suite: str) -> None:

@@ -22,8 +22,9 @@ from pathlib import Path, PurePosixPath
 
 from ficc.domain.errors import Refused
 from ficc.images import wheels
-from ficc.images.bootstrap import bootstrap, build_failed, even_out_modes, machine_suite
+from ficc.images.bootstrap import bootstrap, even_out_modes, machine_suite
 from ficc.images.layout import machine_architecture
+from ficc.images.programs import build_failed
 from ficc.images.record import ImageRecord
 from ficc.images.store import MOUNT_POINTS, ImageStore
 from ficc.images.wheels import Wheel
@@ -153,9 +154,15 @@ def build_python_image(
 ) -> ImageRecord:
     """Builds the recipe's image in `work_dir` and imports it; or answers the one built before.
 
-    `cache_dir` keeps wheels and what was built. `progress` gets one line for each step. Raises Refused:
-    `build_failed` whose message names the fix, `image_refused`, `disk_full`.
+    `work_dir` is the same for every build on the machine: builds wait for each other there. `cache_dir` keeps
+    wheels and what was built. `wheel_files` are files of pinned wheels, by the wheel's name, which are then not
+    fetched. `progress` gets one line for each step. Raises Refused: `build_failed` whose message names the fix,
+    `image_refused`, `disk_full`.
     """
+    given = wheel_files or {}
+    for wheel in recipe.wheels:
+        if wheel.name in given:
+            wheels.check(wheel, given[wheel.name])
     suite = recipe.suite or machine_suite()
     built = cache_dir / "built" / recipe.digest(suite)
     if not rebuild and (record := _built_before(store, built)):
@@ -163,7 +170,7 @@ def build_python_image(
     with _building(work_dir) as folder:
         if not rebuild and (record := _built_before(store, built)):  # by whom we waited for
             return record
-        layout = _make_layout(recipe, suite, folder, cache_dir, progress, wheel_files or {})
+        layout = _make_layout(recipe, suite, folder, cache_dir, progress, given)
         progress("Checking and importing the image")
         record = store.import_layout(layout)
         _remember(built, record.image_digest)
@@ -187,8 +194,7 @@ def _make_layout(
         if given is None:
             progress(f"Fetching {wheel.name} {wheel.version}")
             given = wheels.fetch(wheel, python=base.python, cache=cache_dir / "wheels")
-        else:
-            wheels.check(wheel, given)
+        wheels.check(wheel, given)
         wheels.unpack(given, root / LIBRARY_FOLDER)
     for path, content in SYSTEM_FILES.items():
         _place(root, ImageFile(path, content))

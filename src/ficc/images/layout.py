@@ -232,14 +232,6 @@ def open_layout(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> Iterator[La
         source.close()
 
 
-def verify_layout(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> Image:
-    """Reads every byte that the image refers to and compares all digests. Extracts nothing."""
-    with open_layout(path, limits) as layout:
-        for layer in layout.image.layers:
-            layout.open_layer(layer).finish()
-        return layout.image
-
-
 def machine_architecture() -> str:
     """This machine's architecture as images name it."""
     machine = platform.machine()

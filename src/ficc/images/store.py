@@ -89,10 +89,6 @@ class ImageStore:
         records = [record for record in found if record is not None]
         return sorted(records, key=lambda record: (record.created_at, record.image_digest), reverse=True)
 
-    def by_name(self, name: str) -> Records:
-        """The images of that name, newest first."""
-        return [record for record in self.list() if record.name == name]
-
     def get(self, digest: str) -> ImageRecord:
         """Raises Refused: `invalid_request` for what is no digest, `image_not_found`."""
         record = self._read(_checked(digest))

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ficc.images.bootstrap import build_failed, last_lines, run_bounded
 from ficc.images.layout import machine_architecture
+from ficc.images.programs import build_failed, last_lines, run_bounded
 
 DOWNLOAD_SECONDS_MAX = 900
 UNPACKED_BYTES_MAX = 4 << 30
@@ -99,7 +99,7 @@ def _download(wheel: Wheel, pinned: str, python: str, folder: Path) -> None:
     if importlib.util.find_spec("pip") is None:
         raise build_failed(
             f"pip is not installed for {sys.executable}: `{sys.executable} -m ensurepip`, "
-            f"or fetch {wheel.name} {wheel.version} elsewhere and name the file"
+            f"or fetch {wheel.name} {wheel.version} elsewhere and give the file with --wheel"
         )
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{pinned}\n")
@@ -128,9 +128,9 @@ def _advice(output: str, wheel: Wheel) -> str:
     if re.search(
         r"NewConnectionError|Max retries|connection broken|ConnectTimeout|Name or service not known", output
     ):
-        return f"the package index cannot be reached for {named}: check the network, or name a wheel file"
+        return f"the package index cannot be reached for {named}: check the network, or give its file with --wheel"
     if re.search(r"No matching distribution", output):
-        return f"the package index has no {named} for this machine: name another index, or a wheel file"
+        return f"the package index has no {named} for this machine: use another index, or give its file with --wheel"
     return f"pip could not fetch {named}; its last lines:"
 
 

@@ -17,8 +17,6 @@ from ficc.domain.plan import Endpoint, Input, Limits, Plan, Runtime
 from ficc.inference.schema import Placement, Specification
 
 API_VERSION = 1
-BODY_BYTES_MAX = 16 << 20
-"""The largest inference body an endpoint contract admits by default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,25 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from ficc.domain import plan
+from ficc.domain.canonical import INTEGER_MAX
+from ficc.domain.plan import LEAST
 
 ALIAS_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ID_PATTERN = r"^[0-7][0-9a-hjkmnp-tv-z]{25}$"
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+IMAGE_DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+PATTERN_WORDS = {
+    ALIAS_PATTERN: "an alias has 1 to 63 of a-z, 0-9, dot, hyphen and underscore, and begins with a letter or digit",
+    ID_PATTERN: "an id has 26 of 0-9 and a-z; lists show them",
+    SHA256_PATTERN: "a SHA-256 has 64 of 0-9 and a-f",
+    IMAGE_DIGEST_PATTERN: "an image's digest is sha256: and 64 of 0-9 and a-f",
+}
+"""What is said of a value that breaks a pattern."""
 PLACEMENTS_MAX = 64
 CONTEXT_MAX = 1 << 24
 CONCURRENCY_MAX = 1024
 DEADLINE_SECONDS_MAX = 86_400
 GPUS_MAX = 64
-CPU_MILLIS_MIN = 10
-MEMORY_BYTES_MIN = 16 << 20
-STORAGE_BYTES_MIN = 1 << 20
-_AMOUNT_MAX = 2**53 - 1
 
 
 class Strict(BaseModel):
@@ -29,8 +36,8 @@ class Strict(BaseModel):
 
 Alias = Annotated[str, StringConstraints(pattern=ALIAS_PATTERN)]
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-ImageDigest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]
+ImageDigest = Annotated[str, StringConstraints(pattern=IMAGE_DIGEST_PATTERN)]
 
 
 class Runtime(Strict):
@@ -55,12 +62,16 @@ def _each_once(names: list[str]) -> list[str]:
 class Limits(Strict):
     """What a replica may use, and reserves on its node."""
 
-    cpu_millis: Annotated[int, Field(ge=CPU_MILLIS_MIN, le=1_000_000)]
-    memory_bytes: Annotated[int, Field(ge=MEMORY_BYTES_MIN, le=_AMOUNT_MAX)]
-    swap_bytes: Annotated[int, Field(ge=0, le=_AMOUNT_MAX)] = 0
-    processes: Annotated[int, Field(ge=4, le=65_536)] = 64
-    storage_bytes: Annotated[int, Field(ge=STORAGE_BYTES_MIN, le=_AMOUNT_MAX)] = 64 << 20
-    storage_inodes: Annotated[int, Field(ge=16, le=1 << 24)] = 1024
+    cpu_millis: Annotated[int, Field(ge=LEAST["cpu_millis"], le=1_000_000)]
+    memory_bytes: Annotated[int, Field(ge=LEAST["memory_bytes"], le=INTEGER_MAX)]
+    swap_bytes: Annotated[int, Field(ge=0, le=INTEGER_MAX)] = 0
+    processes: Annotated[int, Field(ge=LEAST["processes"], le=65_536)] = plan.PROCESSES_DEFAULT
+    storage_bytes: Annotated[int, Field(ge=LEAST["storage_bytes"], le=INTEGER_MAX)] = (
+        plan.STORAGE_BYTES_DEFAULT
+    )
+    storage_inodes: Annotated[int, Field(ge=LEAST["storage_inodes"], le=1 << 24)] = (
+        plan.STORAGE_INODES_DEFAULT
+    )
     gpu_devices: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=128)]],
         Field(max_length=GPUS_MAX),

@@ -23,7 +23,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from ficc.domain.errors import Refused
-from ficc.domain.plan import Fence
+from ficc.domain.plan import PATH_BYTES_MAX, Fence
 
 VERSION = 1
 HEADER = struct.Struct(">IBBHQ")
@@ -33,7 +33,6 @@ CONTROL_BYTES_MAX = 16 << 20
 """Above the largest plan and the longest reading of a log, written as JSON in ASCII."""
 BODY_BYTES_MAX = 64 << 20
 """The wire's own bound on an inference body; an endpoint contract sets a lower one."""
-PATH_BYTES_MAX = 512
 CONTENT_TYPE_BYTES_MAX = 256
 OPEN_BYTES_MAX = Fence.BYTES + 4 + 2 + PATH_BYTES_MAX + BODY_BYTES_MAX
 
@@ -175,14 +174,6 @@ def decode_open(payload: bytes) -> Open:
     except UnicodeDecodeError as error:
         raise WireError("OPEN: the path is not ASCII") from error
     return Open(Fence.unpack(payload[: Fence.BYTES]), deadline_ms, path, payload[at + length :])
-
-
-def decode_fence(payload: bytes) -> Fence:
-    """The fence of READ or CANCEL. Raises WireError."""
-    try:
-        return Fence.unpack(payload)
-    except ValueError as error:
-        raise WireError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

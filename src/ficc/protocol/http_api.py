@@ -45,6 +45,7 @@ CODES: Mapping[str, Code] = {
     "bad_http": Code(400, "invalid_request_error", "The HTTP request is malformed or ambiguous."),
     "too_large": Code(413, "invalid_request_error", "The body is over the limit of its route."),
     "headers_too_large": Code(431, "invalid_request_error", "The request's headers are over the limit."),
+    "connections_full": Code(503, "server_error", "The server has as many connections as it takes."),
     "request_timeout": Code(408, "invalid_request_error", "The request did not arrive in time."),
     "unsupported_media_type": Code(415, "invalid_request_error", "The route takes another content type."),
     "not_found": Code(404, "not_found_error", "There is no such object in this project."),
@@ -76,7 +77,8 @@ CODES: Mapping[str, Code] = {
     "model_referenced": Code(409, "conflict_error", "Services still refer to the model."),
     "model_busy": Code(409, "conflict_error", "The model is being written."),
     "model_not_ready": Code(409, "conflict_error", "Not every file of the model is verified."),
-    "disk_full": Code(507, "server_error", "The content store has no room."),
+    "disk_full": Code(507, "server_error", "A disk that has to be written to has no room."),
+    "content_unavailable": Code(503, "server_error", "The content store cannot be read or written."),
     # services
     "revision_conflict": Code(409, "conflict_error", "The object changed since that revision was read."),
     "alias_taken": Code(409, "conflict_error", "Another service of the project has this alias."),
@@ -86,10 +88,12 @@ CODES: Mapping[str, Code] = {
     "action_not_allowed": Code(409, "conflict_error", "The service's state does not allow the action."),
     "attempt_not_released": Code(409, "conflict_error", "An earlier attempt has not been released."),
     "inference_unknown_outcome": Code(409, "conflict_error", "A replica ended unknown; acknowledge it."),
-    "runtime_unknown": Code(404, "not_found_error", "No image of this digest was imported on the node."),
+    "gpu_missing": Code(409, "conflict_error", "The node has no GPU of this name."),
+    "runtime_changed": Code(409, "conflict_error", "The node has another build of the sandbox provider."),
     # runtime images
     "image_refused": Code(422, "invalid_request_error", "An image differs from what it says of itself."),
-    "image_not_found": Code(404, "not_found_error", "No image of this name or digest was imported."),
+    "image_not_found": Code(404, "not_found_error", "No image of this name or digest was imported there."),
+    "image_in_use": Code(409, "conflict_error", "A sandbox runs from the image."),
     "build_failed": Code(500, "server_error", "A runtime image could not be built."),
     # inference
     "capability_unavailable": Code(400, "invalid_request_error", "The model was not declared for this."),
@@ -99,11 +103,13 @@ CODES: Mapping[str, Code] = {
     "service_not_ready": Code(503, "server_error", "No replica of the service is ready."),
     "service_draining": Code(503, "server_error", "The service finishes what it has and takes no more."),
     "service_stopped": Code(503, "server_error", "The service was stopped.", True),
+    "client_gone": Code(499, "invalid_request_error", "The client left before its answer was whole.", True),
     "peer_lost": Code(502, "server_error", "The connection to the replica broke.", True),
     "engine_error": Code(502, "server_error", "The engine failed or answered what it should not.", True),
     "deadline_exceeded": Code(504, "server_error", "The deadline of the service passed.", True),
     "fenced": Code(409, "conflict_error", "The replica is of an earlier attempt or generation.", True),
     "busy": Code(429, "rate_limit_error", "The replica has no free slot; the engine saw nothing."),
+    "engine_busy": Code(429, "rate_limit_error", "The engine itself takes no more requests for now.", True),
     # the executor
     "lease_refused": Code(409, "conflict_error", "A lease cannot be granted or renewed as asked."),
     "attempt_unknown": Code(404, "not_found_error", "The executor knows no such attempt."),
@@ -139,13 +145,13 @@ def error_body(refused: Refused) -> bytes:
     return json_bytes(error_document(refused))
 
 
-def error_headers(refused: Refused) -> list[tuple[bytes, bytes]]:
+def error_headers(refused: Refused, *, engine_saw_it: bool = False) -> list[tuple[bytes, bytes]]:
     """Headers besides content type and length: `Retry-After`, and `x-should-retry: false` once an
-    engine may have seen the request (OpenAI's SDKs obey it)."""
+    engine may have seen the request, by the code or as the caller knows (OpenAI's SDKs obey it)."""
     headers: list[tuple[bytes, bytes]] = []
     if refused.retry_after_seconds is not None:
         headers.append((b"retry-after", b"%d" % refused.retry_after_seconds))
-    if CODES[refused.code].engine_may_have_seen_it:
+    if engine_saw_it or CODES[refused.code].engine_may_have_seen_it:
         headers.append((b"x-should-retry", b"false"))
     return headers
 

@@ -5,7 +5,7 @@ before a colon, lengths that are no number. What it lets pass, and what two prog
 differently, is refused here, so that everybody behind the edge sees one meaning:
 
 - the request line is `METHOD target HTTP/1.0|1.1` with single spaces, and the target a path;
-- exactly one Host (RFC 9112, 3.2), none or one in HTTP/1.0;
+- exactly one Host (RFC 9112, 3.2), none or one in HTTP/1.0, and at most one Authorization;
 - the body is framed by one Content-Length or by `Transfer-Encoding: chunked`, to the letter.
 """
 
@@ -26,7 +26,15 @@ EMPTY_LINE = b"\r\n\r\n"
 CHUNK_OVERHEAD_BYTES_FREE = 128  # size, line ends and a signature, as some storage clients send
 REQUEST_LINE_BESIDES_URL_BYTES_MAX = 32  # the longest method, two spaces, the version, CR
 _DECISIVE = frozenset(
-    {b"host", b"content-length", b"transfer-encoding", b"expect", b"connection", b"x-request-id"}
+    {
+        b"authorization",
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"transfer-encoding",
+        b"x-request-id",
+    }
 )
 _TLS_HANDSHAKE = 0x16
 _UPGRADE = re.compile(rb"\r\n(?i:upgrade):[ \t]*([^\r\n]*)")
@@ -149,8 +157,10 @@ def decisive_fields(headers: Headers) -> Fields:
 
 
 def framing(version: str, fields: Fields) -> Framing:
-    """Checks the fields that say who is meant and where the body ends."""
+    """Checks the fields that say who is meant, who asks and where the body ends."""
     _check_host(version, fields.get(b"host", []))
+    if len(fields.get(b"authorization", [])) > 1:
+        raise bad_http("Send one Authorization header, not several.")
     lengths = fields.get(b"content-length", [])
     codings = fields.get(b"transfer-encoding", [])
     expects_continue = _expects_continue(version, fields.get(b"expect", []))

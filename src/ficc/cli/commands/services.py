@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ficc.cli import connection, output
-from ficc.cli.commands.tokens import show_once
+from ficc.cli import connection, fit, output
+from ficc.cli.commands.tokens import Out, secret_file, show_once
+from ficc.cli.failure import usage
 from ficc.cli.options import Json, Wait, Yes, confirm, group
 from ficc.cli.specification import Wishes, build
 
@@ -21,6 +22,7 @@ app = group("Services: models that answer.")
 
 POLL_SECONDS = 0.3
 TOKEN_SECONDS = 30 * 86_400
+CPU_HELP = "Thousandths of a core for each replica; by default half of the node's free cores, at least one."
 SETTLED = frozenset({"ready", "degraded", "failed", "stopped"})
 
 Model = Annotated[str | None, typer.Option(help="A model's name or id.")]
@@ -30,7 +32,7 @@ RuntimeName = Annotated[str | None, typer.Option(help="A runtime image's name or
 Context = Annotated[int, typer.Option(help="Tokens per request.", min=1)]
 Concurrency = Annotated[int, typer.Option(help="Simultaneous requests per replica.", min=1)]
 Memory = Annotated[int | None, typer.Option("--memory-bytes", help="Memory limit of each replica.")]
-Cpus = Annotated[int | None, typer.Option("--cpu-millis", help="Thousandths of a core for each replica.")]
+Cpus = Annotated[int | None, typer.Option("--cpu-millis", help=CPU_HELP)]
 Deadline = Annotated[int, typer.Option("--deadline-seconds", help="Of each request, waiting included.")]
 SpecFile = Annotated[Path | None, typer.Option("--spec", help="A specification as JSON.", exists=True)]
 
@@ -81,34 +83,19 @@ def preview(
     """What a service would reserve and whether it fits; nothing is started."""
     wishes = _wishes(alias, model, node, replicas, runtime, context, concurrency, memory, cpus, deadline)
 
-    async def work(api: Api) -> dict[str, Any]:
+    async def work(api: Api) -> tuple[dict[str, Any], dict[str, str]]:
         document = await _specification(api, alias, spec, wishes)
         found: dict[str, Any] = await api.call("POST", "/inference/preview", document)
-        return found
+        if not found["accepted"]:
+            raise await fit.refusal(api, found)
+        return found, {} if as_json else await fit.node_names(api)
 
-    found = connection.with_api(work)
+    found, names = connection.with_api(work)
     if as_json:
         output.show_json(found)
     else:
-        _show_preview(found)
-    if not found["accepted"]:
-        raise typer.Exit(1)
-
-
-def _show_preview(found: dict[str, Any]) -> None:
-    for replica in found["replicas"]:
-        wanted = replica["reservation"]["memory_bytes"]
-        needed = replica["estimate"]
-        if replica["fits"]:
-            free = replica["available"]["memory_bytes"]
-            print(
-                f"Fits on {replica['node_id']}: reserves {output.size(wanted)}, {output.size(free)} free; "
-                f"the model needs {output.size(needed['total_bytes'])} ({needed['basis']})"
-            )
-        for problem in replica["problems"]:
-            print(f"{problem['message']} ({problem['code']})")
-    for warning in found["warnings"]:
-        print(f"{warning['message']} ({warning['code']})")
+        for line in fit.lines(found, names):
+            print(line)
 
 
 @app.command()
@@ -132,7 +119,7 @@ def create(
 
     async def work(api: Api) -> dict[str, Any]:
         document = await _specification(api, alias, spec, wishes)
-        made: dict[str, Any] = await api.call("POST", "/inference", document)
+        made = await fit.submit(api, "POST", "/inference", document)
         return await _watch(api, made) if wait else made
 
     _show_outcome(connection.with_api(work), as_json=as_json)
@@ -171,7 +158,7 @@ def replace(
         body: dict[str, Any] = {"revision": found["revision"], "spec": document}
         if acknowledge_unknown:
             body["acknowledge_unknown"] = True
-        made: dict[str, Any] = await api.call("PUT", f"/inference/{found['id']}", body)
+        made = await fit.submit(api, "PUT", f"/inference/{found['id']}", body)
         return await _watch(api, made) if wait else made
 
     _show_outcome(connection.with_api(work), as_json=as_json)
@@ -215,8 +202,17 @@ def _progress(service: dict[str, Any]) -> str:
     parts = []
     for replica in service["replicas"]:
         reason = replica["reason"]
-        parts.append(replica["state"] + (f" ({reason['message']})" if reason else ""))
-    return f"{service['alias']}: {service['state']}" + (f"; replicas {', '.join(parts)}" if parts else "")
+        parts.append(replica["state"] + (f" ({_first_line(reason['message'])})" if reason else ""))
+    text = f"{service['alias']}: {service['state']}" + (f"; replicas {', '.join(parts)}" if parts else "")
+    if service["state"] == "draining":
+        open_now = sum(replica["in_flight"] for replica in service["replicas"])
+        text += f"; {open_now} in flight"
+    return text
+
+
+def _first_line(message: str) -> str:
+    """Without what an engine said, where that follows elsewhere."""
+    return message.partition("\n")[0]
 
 
 def _show_outcome(service: dict[str, Any], *, as_json: bool) -> None:
@@ -258,7 +254,12 @@ def list_services(as_json: Json = False) -> None:
 @app.command()
 def show(service: str, as_json: Json = False) -> None:
     """One service with its replicas."""
-    found = connection.with_api(lambda api: connection.resolve(api, "/inference", service, "alias"))
+
+    async def work(api: Api) -> tuple[dict[str, Any], dict[str, str]]:
+        found = await connection.resolve(api, "/inference", service, "alias")
+        return found, {} if as_json else await fit.node_names(api)
+
+    found, names = connection.with_api(work)
     if as_json:
         output.show_json(found)
         return
@@ -266,20 +267,22 @@ def show(service: str, as_json: Json = False) -> None:
     print(f"generation {found['generation']}  revision {found['revision']}")
     if found["reason"]:
         print(f"{found['reason']['code']}: {found['reason']['message']}")
-    for index, replica in enumerate(found["replicas"]):
-        print(
-            f"  replica {index} on {replica['node_id']}: {replica['state']}, {replica['in_flight']} in flight"
-        )
+    for number, replica in enumerate(found["replicas"], 1):
+        node = names.get(replica["node_id"], replica["node_id"])
+        print(f"  replica {number} on {node}: {replica['state']}, {replica['in_flight']} in flight")
         print(f"    plan {replica['plan_digest']}  model {replica['model_revision']}")
         if replica["reason"]:
-            print(f"    {replica['reason']['code']}: {replica['reason']['message']}")
+            message = replica["reason"]["message"]
+            if found["reason"]:  # it has said all of it
+                message = _first_line(message)
+            print(f"    {replica['reason']['code']}: {message}")
 
 
 def _control(service: str, action: str, *, wait: bool, as_json: bool, **more: Any) -> None:
     async def work(api: Api) -> dict[str, Any]:
         found = await connection.resolve(api, "/inference", service, "alias")
         body = {"revision": found["revision"], **more}
-        after: dict[str, Any] = await api.call("POST", f"/inference/{found['id']}/control/{action}", body)
+        after = await fit.submit(api, "POST", f"/inference/{found['id']}/control/{action}", body)
         if action == "remove" or not wait:
             return after
         return await _watch(api, after, SETTLED if action == "start" else frozenset({"stopped", "failed"}))
@@ -325,9 +328,7 @@ def remove(service: str, yes: Yes = False, as_json: Json = False) -> None:
 def token(
     service: str,
     lifetime_seconds: Annotated[int, typer.Option(help="Thirty days by default.")] = TOKEN_SECONDS,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the secret to a new file instead of printing it.")
-    ] = None,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Make a credential that can call this one service. It is shown once."""
@@ -339,24 +340,26 @@ def token(
         )
         return made
 
-    made = connection.with_api(work)
-    show_once(made, out, as_json=as_json)
+    with secret_file(out) as file:
+        made = connection.with_api(work)
+        show_once(made, file, as_json=as_json)
     output.say(f"Base URL  {made['base_url']}")
 
 
 @app.command()
 def logs(
     service: str,
-    replica: Annotated[int, typer.Option(help="Which replica, from 0.", min=0)] = 0,
+    replica: Annotated[int, typer.Option(help="Which replica, from 1, as `show` counts them.", min=1)] = 1,
     as_json: Json = False,
 ) -> None:
     """The newest part of the engine's log of a replica's current attempt."""
 
     async def work(api: Api) -> dict[str, Any]:
         found = await connection.resolve(api, "/inference", service, "alias")
-        log: dict[str, Any] = await api.call(
-            "GET", f"/inference/{found['id']}/logs", query={"replica": str(replica)}
-        )
+        if replica > len(found["replicas"]) > 0:
+            raise usage(f"{found['alias']} has {len(found['replicas'])} replica(s), counted from 1.")
+        query = {"replica": str(replica - 1)}
+        log: dict[str, Any] = await api.call("GET", f"/inference/{found['id']}/logs", query=query)
         return log
 
     log = connection.with_api(work)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from ficc.cli import connection, output
+from ficc.cli.failure import usage
 from ficc.cli.options import Json, Yes, confirm, group
 
 if TYPE_CHECKING:
@@ -16,10 +20,28 @@ if TYPE_CHECKING:
 app = group("Tokens: credentials for programs.")
 
 
-def write_secret(path: Path, secret: str) -> None:
-    """A new file, readable by its owner alone. Raises FileExistsError."""
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_text(secret + "\n")
+Out = Annotated[Path | None, typer.Option(help="Write the secret to a new file instead of printing it.")]
+
+
+@contextmanager
+def secret_file(path: Path | None) -> Iterator[TextIO | None]:
+    """A new file that only its owner reads, there before the secret is: a credential that was made must not be
+    lost for want of a place. It goes again when nothing came of it. Raises Failure."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+    except FileExistsError:
+        raise usage(f"{path} exists already; name a new file with --out.") from None
+    except OSError as error:
+        raise usage(f"{path} cannot be written: {error.strerror}.") from None
+    try:
+        with file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @app.command()
@@ -27,21 +49,20 @@ def create(
     label: str,
     scope: Annotated[list[str], typer.Option(help="A scope; may be given several times.")],
     lifetime_seconds: Annotated[int | None, typer.Option(help="For ever when left out.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the secret to a new file instead of printing it.")
-    ] = None,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Make a token with some of your own scopes. It is shown once."""
     body = {"label": label, "scopes": scope, "lifetime_seconds": lifetime_seconds}
-    made = connection.with_api(lambda api: api.call("POST", "/tokens", body))
-    show_once(made, out, as_json=as_json)
+    with secret_file(out) as file:
+        made = connection.with_api(lambda api: api.call("POST", "/tokens", body))
+        show_once(made, file, as_json=as_json)
 
 
-def show_once(made: dict[str, Any], out: Path | None, *, as_json: bool) -> None:
-    if out is not None:
-        write_secret(out, made["token"])
-        output.say(f"Written to {out}, readable by you alone.")
+def show_once(made: dict[str, Any], file: TextIO | None, *, as_json: bool) -> None:
+    if file is not None:
+        file.write(made["token"] + "\n")
+        output.say(f"Written to {file.name}, readable by you alone.")
     elif as_json:
         output.show_json(made)
     else:

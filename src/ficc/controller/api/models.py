@@ -51,6 +51,37 @@ async def register_model(
     return view.as_json()
 
 
+@routes.post("/models/{model_id}/acquire", response_model=shapes.Model, status_code=202)
+async def acquire_model(actor: Caller, operations: Ops, model_id: IdPath) -> dict[str, Any]:
+    """Fetch what is missing of a model from its sources, or go on with it. Scope: models:manage."""
+    await operations.acquisitions.acquire(actor, model_id)
+    return (await operations.models.view(actor, model_id)).as_json()
+
+
+@routes.post("/models/{model_id}/pause", response_model=shapes.Model, status_code=202)
+async def pause_model(actor: Caller, operations: Ops, model_id: IdPath) -> dict[str, Any]:
+    """End a download after the write that is under way; every durable byte stays. Scope: models:manage."""
+    await operations.acquisitions.pause(actor, model_id)
+    return (await operations.models.view(actor, model_id)).as_json()
+
+
+@routes.post("/models/hub-preview", response_model=shapes.HubPreview)
+async def preview_hub(actor: Caller, operations: Ops, wanted: shapes.HubWanted) -> dict[str, Any]:
+    """The models of a hub's repository as manifests, with what their headers say and the memory they need;
+    nothing of their weights is read. Scope: models:manage."""
+    return await operations.hub.preview(
+        actor, wanted.repository, wanted.revision, wanted.filename, wanted.licence
+    )
+
+
+@routes.get("/hub/search", response_model=shapes.HubFound)
+async def search_hub(
+    actor: Caller, operations: Ops, q: Annotated[str, Query(min_length=1, max_length=96)]
+) -> dict[str, Any]:
+    """Repositories of the configured hub that hold GGUF files, most fetched first. Scope: models:manage."""
+    return {"items": await operations.hub.search(actor, q)}
+
+
 @uploads.post("/models/{model_id}/files/{index}", response_model=shapes.UploadAnswer)
 async def upload_json(
     actor: Caller, operations: Ops, model_id: IdPath, index: Index, piece: shapes.UploadJson
@@ -99,8 +130,15 @@ async def delete_model(
     model_id: IdPath,
     evict: Annotated[bool, Query(description="Also free bytes that nothing else needs.")] = False,
 ) -> dict[str, Any]:
-    """Remove a model that no service refers to. Scope: models:manage."""
-    return await operations.models.delete(actor, model_id, evict=evict)
+    """Remove a model that no service refers to. Verified bytes stay the project's unless they are evicted, and
+    bytes that others share stay in any case. Scope: models:manage."""
+    return await operations.eviction.delete(actor, model_id, evict=evict)
+
+
+@routes.get("/models/{model_id}/eviction", response_model=shapes.Eviction)
+async def preview_eviction(actor: Caller, operations: Ops, model_id: IdPath) -> dict[str, Any]:
+    """What removing the model with `evict=true` would free and keep, and what forbids it. Scope: models:read."""
+    return (await operations.eviction.preview(actor, model_id)).as_json()
 
 
 def canonical_base64(text: str) -> bytes:

@@ -11,7 +11,11 @@ from pydantic import AfterValidator, BeforeValidator
 from ficc.controller.api.shapes import ErrorAnswer
 from ficc.controller.api.strict import StrictRoute
 from ficc.controller.operations.access import Access
-from ficc.controller.operations.context import PAGE_DEFAULT, PAGE_MAX, Context, Page
+from ficc.controller.operations.acquisitions import Acquisitions
+from ficc.controller.operations.context import PAGE_DEFAULT, PAGE_MAX, Page
+from ficc.controller.operations.eviction import Eviction
+from ficc.controller.operations.health import Health
+from ficc.controller.operations.hub import HubPreviews
 from ficc.controller.operations.models import Models
 from ficc.controller.operations.nodes import NodeReads
 from ficc.controller.operations.services import Services
@@ -24,9 +28,12 @@ from ficc.inference.schema import ID_PATTERN
 class Operations:
     """Every use case of the management API."""
 
-    context: Context
+    health: Health
     access: Access
     models: Models
+    acquisitions: Acquisitions
+    hub: HubPreviews
+    eviction: Eviction
     services: Services
     nodes: NodeReads
 

@@ -135,8 +135,48 @@ class Removed(Answer):
 
 
 class ModelRemoved(Removed):
+    bytes_freed: int = Field(description="Durable bytes that left the disk.")
+    bytes_retained_shared: int = Field(
+        description="Durable bytes that stay: others share them, or they were not to be evicted."
+    )
+
+
+class Eviction(Answer):
+    allowed: bool
+    reason: ReasonShape | None = Field(description="Why it would be refused.")
     bytes_freed: int
     bytes_retained_shared: int
+    services: list[str] = Field(description="Services of the model, which hold it whatever their state.")
+    attempts: list[str] = Field(description="Attempts that still read what would be freed.")
+    busy: bool = Field(description="It is being downloaded, or somebody writes what would be freed.")
+
+
+# Content.
+
+
+class Content(Answer):
+    """What the project has of one digest."""
+
+    sha256: str
+    state: Literal["blob", "partial"]
+    bytes: int
+    offset: int = Field(description="Durable bytes.")
+    references: list[str] = Field(description="Models of this project that have it.")
+    shared: bool = Field(description="Another project has the same bytes.")
+    last_used_at: str | None = Field(
+        description="When an attempt that reads it was last planned or released."
+    )
+
+
+class Prune(Strict):
+    dry_run: bool = Field(description="Only say what would be removed.")
+
+
+class Pruned(Answer):
+    dry_run: bool
+    count: int = Field(description="Contents that the project gave up.")
+    bytes_freed: int
+    bytes_retained_shared: int = Field(description="Of these, bytes that another project has.")
 
 
 # Services.
@@ -163,13 +203,25 @@ class CreateServiceToken(Strict):
     lifetime: Annotated[int, Field(ge=1, le=2**53 - 1, description="Seconds.")]
 
 
+class DeviceMemory(Answer):
+    device: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    compute_bytes: int
+    overhead_bytes: int
+    total_bytes: int
+
+
 class Estimate(Answer):
     weights_bytes: int
     kv_cache_bytes: int | None
     compute_bytes: int | None
     overhead_bytes: int
     total_bytes: int
-    basis: str
+    basis: str = Field(description="file_size, metadata or measured: the weakest source that says so much.")
+    margin_bytes: int = Field(description="How much more it may come to; not in the total.")
+    bases: dict[str, str] = Field(description="Of each term that is known.")
+    devices: list[DeviceMemory] = Field(description="Each device's part; empty while nothing is known of it.")
 
 
 class Amounts(Answer):
@@ -332,3 +384,44 @@ class Token(Answer):
 class Health(Answer):
     status: Literal["ok"]
     version: str
+
+
+class HubWanted(Strict):
+    """Which models of a hub's repository to look at."""
+
+    repository: Annotated[str, StringConstraints(min_length=3, max_length=193)]
+    revision: Annotated[str, StringConstraints(min_length=1, max_length=255)] = "main"
+    filename: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    licence: Name | None = None
+
+
+class HubManifest(Answer):
+    manifest: dict[str, Any] = Field(description="What POST /models takes.")
+    gguf: dict[str, Any] | None = Field(description="What the header says; null where it was not read.")
+    estimate: Estimate
+
+
+class HubLicence(Answer):
+    declared: str | None
+    hub: str | None
+
+
+class HubPreview(Answer):
+    repository: str = Field(description="As the hub calls it now.")
+    requested_revision: str
+    commit: str
+    licence: HubLicence
+    manifests: list[HubManifest]
+    projectors: list[str] = Field(description="Files that belong to a model and are none of their own.")
+    incomplete: list[str] = Field(description="Shards that the repository lacks.")
+    bytes_read: int = Field(description="Of model files, all of it headers.")
+
+
+class HubRepository(Answer):
+    repository: str
+    downloads: int | None
+    gated: bool
+
+
+class HubFound(Answer):
+    items: list[HubRepository]

@@ -15,9 +15,11 @@ from starlette.requests import ClientDisconnect
 
 from ficc.controller.api.caller import authenticate, the_caller
 from ficc.domain.errors import Refused, invalid
+from ficc.inference.schema import PATTERN_WORDS
 from ficc.protocol import http_api, strict_json
 
 BODY_BYTES_MAX = 1 << 20
+PATH_SHOWN_CHARACTERS = 128
 UPLOAD_JSON_BYTES_MAX = (1 << 20) * 4 // 3 + 4096
 """The base64 of 1 MiB, and the members around it."""
 
@@ -142,7 +144,10 @@ def install_error_handlers(app: FastAPI, routers: Sequence[APIRouter]) -> None:
             response = response_of(Refused("method_not_allowed", f"This route takes {allowed}."))
             response.headers["allow"] = allowed
             return response
-        return response_of(Refused("not_found", "There is no such route; the API is under /api/v1."))
+        path = request.url.path[:PATH_SHOWN_CHARACTERS]
+        return response_of(
+            Refused("not_found", f"There is no route {path}; GET /api/v1/openapi.json lists what there is.")
+        )
 
     async def gone(_: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody is there to read it
@@ -172,13 +177,29 @@ def _of_validation(error: RequestValidationError) -> Refused:
     """The first fault, named by its place in the request."""
     first = error.errors()[0]
     where, *place = first["loc"]
+    if where == "body":
+        place = _in_body(place, error.body, missing=first["type"] == "missing")
     param = _place(place) or str(where)
     if first["type"] == "extra_forbidden":
         return invalid(f"There is no field {param!r} here.", param)
     if first["type"] == "missing":
         return invalid(f"{param} is missing.", param)
-    message = str(first["msg"]).removeprefix("Value error, ")
+    words = PATTERN_WORDS.get(first.get("ctx", {}).get("pattern"))
+    message = words or str(first["msg"]).removeprefix("Value error, ")
     return invalid(f"{param}: {message[0].lower()}{message[1:]}.", param)
+
+
+def _in_body(parts: list[Any], body: Any, *, missing: bool) -> list[Any]:
+    """Those parts of a place that a caller wrote: Pydantic also names which member of a union it tried."""
+    found = []
+    for part in parts:
+        within = range(len(body)) if isinstance(body, list) else body if isinstance(body, dict) else ()
+        if part in within:
+            body = body[part]
+        elif not (missing and part is parts[-1]):
+            continue
+        found.append(part)
+    return found
 
 
 def _place(parts: list[Any]) -> str:

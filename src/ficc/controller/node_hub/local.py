@@ -1,5 +1,8 @@
 """The executor on this machine, reached over its unix socket: three connections, each for what must not wait
 for the others. Control: calls and events. Leases: renewals alone. Endpoint: every invocation.
+
+An executor that is stopped or hung keeps its sockets open, so it is asked for a sign of life all the time: one
+that gives none for SILENCE_SECONDS is disconnected like one that is gone, and what waits for it ends.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ from ficc.domain.lease import Renew
 from ficc.domain.plan import Fence
 
 RECONNECT_SECONDS = 0.25
+PULSE_SECONDS = 2.0
+"""Between two signs of life."""
+SILENCE_SECONDS = 10.0
+"""How long an executor may take for one; a busy machine takes fractions of a second."""
 
 log = logging.getLogger("ficc.controller")
 
@@ -70,6 +77,27 @@ class LocalLink:
         answer = await self.control.call("status", attempt_id=attempt_id)
         if answer["attempt"] is not None:
             self._take(answer["attempt"])
+
+    async def until_lost(self) -> str:
+        """Until a connection broke or the executor is silent; which of them, for people."""
+        pulse = asyncio.create_task(self._feel_the_pulse())
+        lost = [connection.lost for connection in (self.control, self.leases, self.endpoint)]
+        try:
+            await asyncio.wait({pulse, *lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pulse.cancel()
+        broken = any(future.done() for future in lost)
+        return "was lost" if broken else f"was given up: no sign of life for {SILENCE_SECONDS:.0f} s"
+
+    async def _feel_the_pulse(self) -> None:
+        """On the connection of leases: while it is silent nothing is renewed either."""
+        while True:
+            try:
+                await self.leases.call("renew", SILENCE_SECONDS, leases=[])
+            except Refused as refused:
+                if refused.code == "executor_unavailable":
+                    return
+            await asyncio.sleep(PULSE_SECONDS)
 
     def close(self) -> None:
         for connection in (self.control, self.leases, self.endpoint):
@@ -143,11 +171,7 @@ class LocalNode:
             waiting = False
             try:
                 await self._hub.joined(link)
-                await asyncio.wait(
-                    {link.control.lost, link.leases.lost, link.endpoint.lost},
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                log.warning("the connection to the executor was lost")
+                log.warning("the connection to the executor %s", await link.until_lost())
             except Refused as refused:
                 log.warning("the executor was not taken in: %s", refused)
                 await asyncio.sleep(RECONNECT_SECONDS)

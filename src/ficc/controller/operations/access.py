@@ -34,15 +34,13 @@ class SignedIn:
     secret: str
     csrf: str
     actor: Actor
-    expires_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class FirstStart:
-    """What a start found or made: the owner, the project, and the owner's token if it was made now."""
+    """What a start made or found: the installation, and the owner's token, if one was asked for."""
 
-    identity_id: str
-    project_id: str
+    installation_id: str
     token: str | None
 
 
@@ -80,7 +78,9 @@ class Access:
             owner, found = rows.named_owner(tx.connection, OWNER, PROJECT)
             if token_label is not None:
                 self._insert_token(tx, secret, owner, found, token_label, SCOPES, None, None)
-            return FirstStart(owner, found, secret if token_label is not None else None)
+            known = rows.installation_id(tx.connection)
+            assert known is not None
+            return FirstStart(known, secret if token_label is not None else None)
 
         return await context.database.write(work)
 
@@ -138,7 +138,7 @@ class Access:
         await context.database.write(work)
         await self._authority.refresh()
         actor = self._authority.authenticate_session(secret)
-        return SignedIn(secret, csrf_token(secret), actor, now + SESSION_SECONDS)
+        return SignedIn(secret, csrf_token(secret), actor)
 
     async def sign_out(self, actor: Actor) -> None:
         """End the caller's session, or revoke the caller's own token."""

@@ -12,12 +12,12 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 
 from ficc.controller.operations.context import Context
 from ficc.controller.store import access as rows
 from ficc.controller.store.access import Grant
 from ficc.controller.store.database import Change
+from ficc.controller.waiting import woken
 from ficc.domain.access import Actor, effective
 from ficc.domain.errors import Refused
 
@@ -72,9 +72,7 @@ class Authority:
     async def run(self) -> None:
         """Keep the snapshot fresh, and let live requests be checked against the clock."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_SECONDS):
-                    await self._stale.wait()
+            await woken(self._stale, REFRESH_SECONDS)
             try:
                 await self.refresh()
                 await self.write_last_used()

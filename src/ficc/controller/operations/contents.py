@@ -1,6 +1,6 @@
 """The one writer of a file's bytes: claims, durable offsets, verification and publishing.
 
-Uploads use it now, acquisition will: whoever brings the bytes, they become durable and proved the same way.
+Uploads and downloads use it: whoever brings the bytes, they become durable and proved the same way.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,10 +17,12 @@ from weakref import WeakValueDictionary
 
 from ficc.content.store import ContentStore, Key, hash_file
 from ficc.controller.operations.context import Context
+from ficc.controller.operations.orphans import ORPHAN_SECONDS, Orphans
+from ficc.controller.store import eviction
 from ficc.controller.store import models as rows
 from ficc.controller.store.database import Transaction, to_the_end
 from ficc.domain import acquisition, upload
-from ficc.domain.errors import Refused
+from ficc.domain.errors import Reason, Refused
 
 CLAIM_SECONDS = 60.0
 """A claim outlives its holder by at most this; holders extend it."""
@@ -31,10 +33,8 @@ RATE_SECONDS = 10.0
 """Over how long a rate is averaged."""
 HASHERS_MAX = 64
 """Files whose hash is carried along while they grow: those that began last. The rest are hashed at the end."""
-ORPHAN_SECONDS = 3600.0
-"""A file without a row that is older belongs to nobody, whatever other controllers are about to record."""
-INCOMING_SECONDS = 24 * 3600.0
-"""After which a file that was put into the incoming directory, and never adopted, is removed."""
+PUBLISHING = frozenset({upload.State.VERIFYING, upload.State.VERIFIED})
+"""While a content is in the first of these its blob may be there before its row."""
 
 log = logging.getLogger("ficc.controller")
 
@@ -44,6 +44,7 @@ class Claim:
     """Being the one writer of a content. `record` is what is durable."""
 
     key: Key
+    kind: str
     token: str
     record: upload.Record
     inherited: bool
@@ -74,6 +75,7 @@ class Contents:
     def __init__(self, context: Context, store: ContentStore) -> None:
         self._context = context
         self.store = store
+        self.orphans = Orphans(context, store)
         self.meters: dict[Key, Meter] = {}
         self._hashers: dict[Key, tuple[int, hashlib._Hash]] = {}
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
@@ -139,7 +141,7 @@ class Contents:
             return content.record, before.claim_expires_at is not None
 
         record, inherited = await self._context.database.write(work)
-        return Claim(key, token, record, inherited)
+        return Claim(key, kind, token, record, inherited)
 
     async def _extend(self, claim: Claim) -> None:
         while True:
@@ -192,15 +194,23 @@ class Contents:
         def work(tx: Transaction) -> None:
             if settles:
                 rows.take_turns(tx, key.project_id)
+            if after.state in PUBLISHING:
+                eviction.take_turns(tx)
             if blob_at is not None:
                 rows.add_blob(tx, key.sha256, after.bytes, blob_at)
             if not rows.set_content(tx, key.project_id, after, token=claim.token):
                 raise Refused("model_busy", "The claim on this file was lost; read the model and try again.")
             if settles:
-                settle_models(tx, key.project_id, [key.sha256])
+                settle_models(tx, key.project_id, [key.sha256], supplied=claim.kind == "upload")
 
         await self._context.database.write(work)
         claim.record = after
+
+    async def restart(self, claim: Claim, why: Reason) -> None:
+        """Begin again at 0, and say why. The row comes first: a partial longer than its row is cut."""
+        self._hashers.pop(claim.key, None)
+        await self._store(claim, upload.advance(claim.record, upload.Restart(why)))
+        await asyncio.to_thread(self.store.truncate, claim.key, 0)
 
     async def adopt(self, claim: Claim, name: str) -> None:
         """Take a file of the incoming directory as the whole partial; drop it where nothing is missing."""
@@ -212,16 +222,11 @@ class Contents:
         missing = claim.record.bytes - claim.record.offset
         await self._store(claim, upload.advance(claim.record, upload.Write(missing)))
 
-    async def discard(self, keys: Iterable[Key]) -> None:
-        """Remove the partials of contents that have no row any more."""
+    async def discard(self, keys: Collection[Key], blobs: Iterable[str]) -> None:
+        """Remove the files of contents that were given up, and the blobs that went with them."""
         for key in keys:
-            async with self._turn(key, None):  # the content may be back, and growing anew
-                content = await self._context.database.read(
-                    partial(rows.content, project_id=key.project_id, sha256=key.sha256)
-                )
-                if content is None:
-                    self._forget(key)
-                    await asyncio.to_thread(self.store.truncate, key, 0)
+            self._forget(key)
+        await self.orphans.remove(keys, blobs)
 
     def _forget(self, key: Key) -> None:
         self.meters.pop(key, None)
@@ -229,12 +234,13 @@ class Contents:
 
     # Verifying.
 
-    def verify(self, key: Key) -> asyncio.Task[upload.Record]:
+    def verify(self, key: Key, *, refetch: bool = False) -> asyncio.Task[upload.Record]:
         """Hash, compare and publish a full-length partial, once at a time; the task ends with the record.
-        The caller may stop waiting: it goes on."""
+        The caller may stop waiting: it goes on. `refetch`: bytes that are wrong for the first time are to be
+        fetched once more, which is no failure yet."""
         task = self._verifying.get(key)
         if task is None or task.done():
-            task = asyncio.create_task(self._verify(key))
+            task = asyncio.create_task(self._verify(key, refetch))
             task.add_done_callback(lambda done: self._verified(key, done))
             self._verifying[key] = task
         return task
@@ -244,7 +250,7 @@ class Contents:
         if not task.cancelled():
             task.exception()  # looked at: whoever waits gets it, and nobody has to
 
-    async def _verify(self, key: Key) -> upload.Record:
+    async def _verify(self, key: Key, refetch: bool) -> upload.Record:
         async with self.writing(key, "verify") as claim:
             if claim.record.offset == claim.record.bytes:
                 await self._mend(claim)  # what is hashed must be there
@@ -253,13 +259,13 @@ class Contents:
             await self._store(claim, upload.advance(claim.record, upload.Verify()))
             try:
                 actual = await self._hash(key, claim.record.bytes)
-                await to_the_end(asyncio.create_task(self._conclude(claim, actual)))
+                await to_the_end(asyncio.create_task(self._conclude(claim, actual, refetch)))
             except BaseException:
                 await self._mend(claim)
                 raise
             return claim.record
 
-    async def _conclude(self, claim: Claim, actual: str) -> None:
+    async def _conclude(self, claim: Claim, actual: str, refetch: bool) -> None:
         """Publish, or start again at 0.
 
         A partial that is gone while its row says `verifying` was published. So the row of a mismatch comes
@@ -267,6 +273,8 @@ class Contents:
         """
         if actual == claim.key.sha256:
             await self._publish(claim)
+        elif refetch and not upload.was_mismatch(claim.record):
+            await self.restart(claim, upload.mismatch_reason(claim.key.sha256, actual))
         else:
             await self._store(claim, upload.advance(claim.record, upload.Mismatch(actual)))
             await asyncio.to_thread(self.store.truncate, claim.key, 0)
@@ -309,7 +317,7 @@ class Contents:
         for project_id, record in await self._context.database.read(rows.all_contents):
             if record.state is not upload.State.VERIFIED:
                 await self._recover_one(Key(project_id, record.sha256), record)
-        await self._sweep(0.0 if alone else ORPHAN_SECONDS)
+        await self.orphans.sweep(0.0 if alone else ORPHAN_SECONDS)
 
     async def _recover_one(self, key: Key, record: upload.Record) -> None:
         length = await asyncio.to_thread(self.store.length, key)
@@ -342,25 +350,6 @@ class Contents:
         if record != claim.record:
             await self._store(claim, record)
 
-    async def _sweep(self, age_seconds: float) -> None:
-        """Remove files without a row that are older than this. The files are listed before the rows are
-        read: a file that has a row by then stays."""
-        now, store = self._context.now(), self.store
-        partials = await asyncio.to_thread(store.partial_keys, now - age_seconds)
-        blobs = await asyncio.to_thread(store.blob_digests, now - age_seconds)
-        incoming = await asyncio.to_thread(store.incoming_names, now - INCOMING_SECONDS)
-        known = {Key(p, r.sha256) for p, r in await self._context.database.read(rows.all_contents)}
-        published = await self._context.database.read(rows.blob_digests)
-        for key in set(partials) - known:
-            await asyncio.to_thread(store.truncate, key, 0)
-        for sha256 in set(blobs) - published:
-            await asyncio.to_thread(store.remove_blob, sha256)
-        for name in incoming:
-            await asyncio.to_thread(store.decline, name)
-        removed = len(set(partials) - known) + len(set(blobs) - published) + len(incoming)
-        if removed:
-            log.info("removed %d files of the content store that nothing refers to", removed)
-
     async def close(self) -> None:
         """Interrupt what verifies; it is hashed again when somebody finishes it."""
         self._closing = True
@@ -370,10 +359,14 @@ class Contents:
         self._hash_threads.shutdown(wait=False, cancel_futures=True)
 
 
-def settle_models(tx: Transaction, project_id: str, digests: Iterable[str]) -> None:
+def settle_models(
+    tx: Transaction, project_id: str, digests: Iterable[str], *, supplied: bool = False
+) -> None:
     """Bring the state of every model of the project that has one of these files in line with its files."""
     for model in rows.progress(tx.connection, project_id, digests):
-        after = acquisition.advance(model.record, acquisition.event_of_files(model.files))
+        after = acquisition.advance(
+            model.record, acquisition.event_of_files(model.record, model.files, supplied=supplied)
+        )
         if after != model.record:
             rows.set_record(tx, model.model_id, model.record, after)
 

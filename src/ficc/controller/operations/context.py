@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from ficc import clock
 from ficc.controller.store.database import Database
-from ficc.domain import ids
+from ficc.domain import lease
 from ficc.domain.errors import Refused
+from ficc.identifiers import new_id
 from ficc.settings import Settings
 
 PAGE_MAX = 200
 PAGE_DEFAULT = 50
 
 T = TypeVar("T")
-
-
-def new_id() -> str:
-    return ids.make(time.time_ns() // 1_000_000, os.urandom(ids.RANDOM_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +29,13 @@ class Context:
     new_id: Callable[[], str] = field(default=new_id)
     new_secret: Callable[[], str] = field(default=lambda: secrets.token_urlsafe(32))
     """256 random bits as text."""
+    lease_clock: Callable[[], tuple[str, int]] = field(default=lambda: (clock.boot_id(), clock.now_ns()))
+    """This controller's boot id and CLOCK_BOOTTIME in ns: no jump of the wall clock ends or prolongs a lease."""
+
+    def believe(self, ttl_seconds: int) -> lease.Belief:
+        """What is to be recorded of a lease before it is sent."""
+        boot_id, now_ns = self.lease_clock()
+        return lease.Belief(boot_id, lease.over_for_grantor(now_ns, ttl_seconds), ttl_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,3 @@ def check_revision(found: int, given: int) -> None:
             "revision",
             details={"revision": found},
         )
-
-
-Json = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Models: register, read, upload, adopt, delete."""
+"""Models: register, read, upload, adopt. `eviction` removes them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from sqlalchemy import Connection
 from ficc.content.store import Key
 from ficc.controller.operations.contents import Claim, Contents, settle_models, too_many_streams
 from ficc.controller.operations.context import Context, Page, not_found, page_of
+from ficc.controller.store import eviction
 from ficc.controller.store import models as rows
 from ficc.controller.store.database import Transaction
 from ficc.domain import acquisition, upload
 from ficc.domain.access import Actor
-from ficc.domain.errors import Refused, invalid
+from ficc.domain.errors import Reason, Refused, invalid
 from ficc.domain.manifest import Manifest, manifest
 from ficc.domain.upload import Record
 from ficc.protocol.http_api import rfc3339
@@ -32,6 +33,7 @@ class FileView:
     name: str
     record: Record
     verified_bytes: int
+    error: Reason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class ModelView:
                     "offset": file.record.offset,
                     "state": file.record.state.value,
                     "verified_bytes": file.verified_bytes,
-                    "error": None if file.record.error is None else file.record.error.as_json(),
+                    "error": None if file.error is None else file.error.as_json(),
                 }
                 for file in self.files
             ],
@@ -80,9 +82,12 @@ class ModelView:
 
 
 class Models:
-    def __init__(self, context: Context, contents: Contents) -> None:
+    """`notes` says of a file why it does not get on just now."""
+
+    def __init__(self, context: Context, contents: Contents, notes: Mapping[Key, Reason]) -> None:
         self._context = context
         self._contents = contents
+        self._notes = notes
         self._octet_streams = 0
 
     # Reading and registering.
@@ -99,6 +104,10 @@ class Models:
 
     async def get(self, actor: Actor, model_id: str) -> ModelView:
         actor.require("models:read")
+        return await self.view(actor, model_id)
+
+    async def view(self, actor: Actor, model_id: str) -> ModelView:
+        """For whoever changed the model, and is shown what it became."""
 
         def work(connection: Connection) -> ModelView:
             return self._views(connection, [_require(connection, actor, model_id)])[0]
@@ -116,6 +125,8 @@ class Models:
 
         def work(tx: Transaction) -> tuple[ModelView, bool]:
             rows.take_turns(tx, project_id)
+            if share:
+                eviction.take_turns(tx)
             known = rows.by_revision(tx.connection, project_id, revision)
             if known is None:
                 _check_sizes(checked, rows.contents(tx.connection, project_id, digests))
@@ -142,11 +153,12 @@ class Models:
         files = []
         for index, (file, record) in enumerate(zip(model.manifest.files, records, strict=True)):
             verified = record.bytes if record.state is upload.State.VERIFIED else 0
-            meter = meters.get(Key(model.project_id, file.sha256))
+            key = Key(model.project_id, file.sha256)
+            meter = meters.get(key)
             if meter is not None and record.state is not upload.State.VERIFIED:
                 rate += meter.rate(now)
                 verified = meter.verified_bytes
-            files.append(FileView(index, file.name, record, verified))
+            files.append(FileView(index, file.name, record, verified, self._notes.get(key, record.error)))
         return ModelView(model, tuple(files), tuple(references), rate)
 
     # Bringing bytes.
@@ -266,44 +278,6 @@ class Models:
         if record.state is upload.State.FAILED and record.error is not None:
             raise Refused(record.error.code, record.error.message, beside={"offset": record.offset})
         return record
-
-    # Deleting.
-
-    async def delete(self, actor: Actor, model_id: str, *, evict: bool) -> dict[str, Any]:
-        """Remove a model's metadata. Its published bytes stay until content is pruned."""
-        actor.require("models:manage")
-        if evict:
-            raise invalid(
-                "Eviction is not in this release; delete without it, the bytes stay shared.", "evict"
-            )
-        now, project_id = self._context.now(), actor.project_id
-
-        def work(tx: Transaction) -> tuple[set[str], int]:
-            rows.take_turns(tx, project_id)
-            model = _require(tx.connection, actor, model_id)
-            services = rows.references(tx.connection, [model_id])[model_id]
-            if services:
-                raise Refused(
-                    "model_referenced",
-                    f"Services refer to the model: {', '.join(services)}. Remove them first.",
-                    details={"services": services},
-                )
-            digests = {file.sha256 for file in model.manifest.files}
-            contents = rows.contents(tx.connection, project_id, digests)
-            if any(content.claimed(now) for content in contents.values()):
-                raise Refused(
-                    "model_busy",
-                    "The model is being written; try again when that has ended.",
-                    retry_after_seconds=1,
-                )
-            rows.delete_model(tx, project_id, model_id)
-            kept = rows.contents(tx.connection, project_id, digests)
-            verified = [c.record.bytes for c in kept.values() if c.record.state is upload.State.VERIFIED]
-            return digests - kept.keys(), sum(verified)
-
-        gone, retained = await self._context.database.write(work)
-        await self._contents.discard(Key(project_id, sha256) for sha256 in gone)
-        return {"removed": True, "bytes_freed": 0, "bytes_retained_shared": retained}
 
 
 def _require(connection: Connection, actor: Actor, model_id: str) -> rows.Model:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from sqlalchemy import Connection
 
@@ -14,6 +13,7 @@ from ficc.controller.operations.ports import Nodes
 from ficc.controller.store import models as model_rows
 from ficc.controller.store import services as rows
 from ficc.controller.store.database import Change
+from ficc.controller.waiting import woken
 from ficc.domain.errors import Refused
 from ficc.gateway.ports import Link, Replica, Route
 
@@ -36,6 +36,7 @@ class RouteTable:
         self._routes: dict[str, Route] = {}
         self._aliases: dict[tuple[str, str], str] = {}
         self._stale: set[str] = set()
+        self._unread: set[str] = set()  # stale ones, until what was committed is in the table
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -62,13 +63,15 @@ class RouteTable:
         for subject, subject_id in changes:
             if subject == "service" and subject_id:
                 self._stale.add(subject_id)
+                self._unread.add(subject_id)
                 self._settled.clear()
                 self._wake.set()
 
+    def is_stale(self, service_id: str) -> bool:
+        return service_id in self._unread
+
     async def settle(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
-                await self._settled.wait()
+        await woken(self._settled, SETTLE_SECONDS)
 
     async def refresh(self, only: set[str] | None = None) -> None:
         """Read services again: all of them, or those named."""
@@ -86,18 +89,19 @@ class RouteTable:
 
     async def run(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_SECONDS):
-                    await self._wake.wait()
+            await woken(self._wake, REFRESH_SECONDS)
             self._wake.clear()
             stale, self._stale = self._stale, set()
             try:
                 await self.refresh(stale or None)
+                self._unread = set(self._stale)
                 if not self._stale:
                     self._settled.set()
             except Refused as refused:
                 log.warning("the routes were not refreshed: %s", refused)
                 self._stale |= stale
+                self._unread.clear()  # nobody waits for a database that is away
+                self._settled.set()
                 await asyncio.sleep(REFRESH_SECONDS)
 
 

@@ -10,8 +10,11 @@ from sqlalchemy import Connection
 
 from ficc.controller.operations.access import Access
 from ficc.controller.operations.context import Context, Page, check_revision, not_found, page_of
+from ficc.controller.operations.estimates import Estimates
+from ficc.controller.operations.losses import Losses
 from ficc.controller.operations.ports import Load, Nodes
 from ficc.controller.store import access as access_rows
+from ficc.controller.store import eviction
 from ficc.controller.store import models as model_rows
 from ficc.controller.store import nodes as node_rows
 from ficc.controller.store import services as rows
@@ -43,6 +46,7 @@ class Planned:
     plans: tuple[Plan, ...]
     verdicts: tuple[Verdict, ...]
     estimates: tuple[estimate.Estimate, ...]
+    doubts: tuple[Reason, ...]
 
     @property
     def accepted(self) -> bool:
@@ -64,13 +68,16 @@ class Planned:
                     "plan_digest": plan.digest,
                     "reservation": plan.limits.as_json(),
                     "available": None if verdict.available is None else verdict.available.as_json(),
-                    "estimate": needed.as_json(),
+                    "estimate": needed.in_full(),
                     "staging_bytes": 0,
                     "fits": verdict.fits,
                     "problems": [problem.as_json() for problem in verdict.problems],
                 }
             )
-        warnings = [warning.as_json() for verdict in self.verdicts for warning in verdict.warnings]
+        warnings = [
+            warning.as_json()
+            for warning in (*self.doubts, *(one for verdict in self.verdicts for one in verdict.warnings))
+        ]
         return {
             "accepted": self.accepted,
             "preview_digest": self.preview_digest,
@@ -92,15 +99,22 @@ class ServiceView:
 
     def as_json(self) -> dict[str, Any]:
         row, record = self.service, self.service.record
+        state, reason = record.state, record.reason
+        unreached = [one for one in self.attempts if self._unreached(one)]
+        if unreached:
+            replicas = [
+                replace(one.as_replica(), ready=one.ready and one not in unreached) for one in self.attempts
+            ]
+            state, reason = service.as_reached(record, replicas), reason or _disconnected(unreached[0])
         return {
             "id": row.id,
             "alias": row.alias,
             "project_id": row.project_id,
             "revision": record.revision,
             "generation": record.generation,
-            "state": record.state.value,
+            "state": state.value,
             "desired": record.desired.value,
-            "reason": None if record.reason is None else record.reason.as_json(),
+            "reason": None if reason is None else reason.as_json(),
             "spec": dict(row.spec),
             "capabilities": list(self.capabilities),
             "replicas": [self._replica(one) for one in self.attempts],
@@ -109,11 +123,15 @@ class ServiceView:
             "endpoint": f"/api/v1/inference/{row.id}/v1",
         }
 
+    def _unreached(self, one: Attempt) -> bool:
+        """Whether nothing of an attempt that lives can be seen or asked for now."""
+        return one.live and one.node_id not in self.connected
+
     def _replica(self, one: Attempt) -> dict[str, Any]:
         record = one.record
         reason = None if record.reason is None else record.reason.as_json()
-        if record.state is attempt.State.PLANNED and one.node_id not in self.connected:
-            reason = Reason("node_disconnected", f"Waiting for node {one.node_id} to connect.").as_json()
+        if self._unreached(one):
+            reason = _disconnected(one).as_json()
         failed = record.outcome in (attempt.Outcome.FAILED, attempt.Outcome.UNKNOWN)
         return {
             "workload_id": one.workload_id,
@@ -140,8 +158,18 @@ class ServiceView:
 
 
 class Services:
-    def __init__(self, context: Context, nodes: Nodes, access: Access, load: Load) -> None:
+    def __init__(
+        self,
+        context: Context,
+        nodes: Nodes,
+        access: Access,
+        load: Load,
+        estimates: Estimates,
+        losses: Losses,
+    ) -> None:
         self._context = context
+        self._estimates = estimates
+        self._losses = losses
         self._nodes = nodes
         self._access = access
         self._load = load
@@ -184,8 +212,9 @@ class Services:
     # Planning.
 
     async def preview(self, actor: Actor, specification: Specification) -> Planned:
-        """What a submission would reserve and run; writes nothing."""
+        """What a submission would reserve and run; reserves nothing."""
         actor.require("inference:manage")
+        await self._losses.look_at_model(specification.model_id)
         return await self._context.database.read(lambda c: self._plan(c, actor.project_id, specification))
 
     def _plan(self, connection: Connection, project_id: str, specification: Specification) -> Planned:
@@ -195,9 +224,10 @@ class Services:
                 "not_found", f"There is no model {specification.model_id} in this project.", "model_id"
             )
         if model.record.state is not acquisition.State.READY:
+            why = "" if model.record.error is None else f" {model.record.error.message}"
             raise Refused(
                 "model_not_ready",
-                f"The model is {model.record.state}; a service starts from verified files only.",
+                f"The model is {model.record.state}; a service starts from verified files only.{why}",
                 "model_id",
             )
         adapter = registry.adapter(specification.engine)
@@ -208,10 +238,10 @@ class Services:
         plans = [
             job.plan(one.node_id, runtime) for job, one in zip(jobs, specification.placements, strict=True)
         ]
-        estimates = [estimate.from_file_sizes(model.manifest.bytes_total)] * len(plans)
+        estimates, doubts = self._estimates.of(model.manifest, specification)
         nodes = self._node_views(connection, {plan.node_id for plan in plans})
         verdicts = placement.place(list(zip(plans, estimates, strict=True)), nodes)
-        return Planned(specification, model, tuple(jobs), tuple(plans), tuple(verdicts), tuple(estimates))
+        return Planned(specification, model, tuple(jobs), tuple(plans), tuple(verdicts), estimates, doubts)
 
     def _node_views(self, connection: Connection, node_ids: set[str]) -> dict[str, placement.Node]:
         reserved = node_rows.reserved(connection, sorted(node_ids))
@@ -237,6 +267,7 @@ class Services:
     ) -> ServiceView:
         """The service with every replica planned, or nothing. Raises Refused."""
         actor.require(*START_SCOPES)
+        await self._losses.look_at_model(specification.model_id)
         now, service_id = self._context.now(), self._context.new_id()
 
         def work(tx: Transaction) -> ServiceView:
@@ -281,7 +312,18 @@ class Services:
                 details={"problems": [problem.as_json() for problem in problems]},
                 beside={"preview": planned.as_json()},
             )
+        self._hold_inputs(tx, project_id, planned)
         return planned
+
+    def _hold_inputs(self, tx: Transaction, project_id: str, planned: Planned) -> None:
+        """Before anything is written: an eviction at the same moment comes first, or finds the attempts."""
+        digests = {entry.sha256 for plan in planned.plans for entry in plan.inputs}
+        if not eviction.use(tx, project_id, digests, self._context.now()):
+            raise Refused(
+                "model_not_ready",
+                "A file that the replicas would read is not there, verified; read the model again.",
+                "model_id",
+            )
 
     def _plan_replicas(self, tx: Transaction, row: Service, planned: Planned) -> None:
         """One workload and its first attempt per placement, of the service's generation."""
@@ -320,6 +362,7 @@ class Services:
     ) -> ServiceView:
         """Another specification for a stopped service, and its next generation. Raises Refused."""
         actor.require(*START_SCOPES)
+        await self._losses.look_at_model(specification.model_id)
 
         def work(tx: Transaction) -> ServiceView:
             row = _require(tx.connection, actor, service_id)
@@ -350,6 +393,9 @@ class Services:
             raise Refused("not_found", f"The actions are {', '.join(ACTIONS)}.", "action")
         if acknowledge_unknown is not None and action != "start":
             raise invalid("acknowledge_unknown belongs to start only.", "acknowledge_unknown")
+        if action == "start":
+            stored = await self._context.database.read(lambda c: _require(c, actor, service_id))
+            await self._losses.look_at_model(stored.model_id)
 
         def work(tx: Transaction) -> ServiceView | None:
             row = _require(tx.connection, actor, service_id)
@@ -442,6 +488,11 @@ class Services:
             )
         text, truncated = await link.log(found[0].fence)
         return {"attempt_id": found[0].id, "text": text, "truncated": truncated}
+
+
+def _disconnected(one: Attempt) -> Reason:
+    message = f"Node {one.node_id} is not connected; its replica takes no requests until it is."
+    return Reason("node_disconnected", message)
 
 
 def _require(connection: Connection, actor: Actor, service_id: str) -> Service:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 
 from ficc.controller.operations.context import Context
 from ficc.controller.operations.ports import NodeLink, Nodes
 from ficc.controller.store import services as rows
+from ficc.controller.waiting import woken
 from ficc.domain import lease
 from ficc.domain.errors import Refused
 
@@ -34,17 +34,15 @@ class LeaseRenewer:
         while True:
             self._wake.clear()
             await asyncio.gather(*(self._renew(link) for link in self._nodes.links()))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(interval):
-                    await self._wake.wait()
+            await woken(self._wake, interval)
 
     async def _renew(self, link: NodeLink) -> None:
         boot_id, sent_ns = link.lease_clock()
         ttl = self._context.settings.leases.ttl_seconds
-        over_at = lease.over_for_grantor(self._context.now(), ttl)
+        belief = self._context.believe(ttl)
         try:
             renewed = await self._context.database.write(
-                lambda tx: rows.renew_leases(tx, link.node_id, boot_id, over_at)
+                lambda tx: rows.renew_leases(tx, link.node_id, boot_id, belief)
             )
             if not renewed:
                 return

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,11 +22,16 @@ from ficc.controller.reconcilers.readiness import ReadinessFailed, answers
 from ficc.controller.store import services as rows
 from ficc.controller.store.database import Transaction
 from ficc.controller.store.services import Attempt, Service
+from ficc.controller.waiting import woken
 from ficc.domain import attempt, lease, service, steps
 from ficc.domain.attempt import Outcome, State
 from ficc.domain.errors import Reason, Refused
 
 TICK_SECONDS = 1.0
+READ_BYTES_PER_SECOND_MIN = 20 << 20
+"""What the slowest disk reads on which an attempt is given the time to be prepared."""
+UNREADABLE = frozenset({"model_not_ready", "source_mismatch"})
+"""Reasons of an executor for not launching: an input is not there, or not what its name says."""
 
 log = logging.getLogger("ficc.controller")
 
@@ -41,13 +45,26 @@ class UnderWay:
 
 
 class ServiceReconciler:
-    def __init__(self, context: Context, nodes: Nodes, services: Services, load: Load) -> None:
+    """`examine` is given digests of blobs that an executor could not use as they are."""
+
+    def __init__(
+        self,
+        context: Context,
+        nodes: Nodes,
+        services: Services,
+        load: Load,
+        examine: Callable[[set[str]], Coroutine[Any, Any, None]],
+    ) -> None:
         self._context = context
         self._nodes = nodes
         self._services = services
         self._load = load
+        self._examine = examine
+        self._examining: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._busy: dict[str, UnderWay] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
+        """By attempt: the newest lease sequence that was read, and when it was first, CLOCK_BOOTTIME ns."""
         context.database.on_commit(lambda changes: self.wake())
 
     def wake(self) -> None:
@@ -55,9 +72,7 @@ class ServiceReconciler:
 
     async def run(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_SECONDS):
-                    await self._wake.wait()
+            await woken(self._wake, TICK_SECONDS)
             self._wake.clear()
             try:
                 await self.once()
@@ -66,14 +81,17 @@ class ServiceReconciler:
                 await asyncio.sleep(TICK_SECONDS)
 
     def close(self) -> None:
-        for under_way in self._busy.values():
-            under_way.task.cancel()
+        for task in (*self._examining, *(under_way.task for under_way in self._busy.values())):
+            task.cancel()
 
     # One pass.
 
     async def once(self) -> None:
         """Look at everything that is not at rest, and take each next step."""
-        for row, current, others in await self._context.database.read(_unsettled):
+        found = await self._context.database.read(_unsettled)
+        held = {one.id for _, current, others in found for one in (*current, *others)}
+        self._seen = {attempt_id: seen for attempt_id, seen in self._seen.items() if attempt_id in held}
+        for row, current, others in found:
             wanted = row.record.state not in (service.State.STOPPING, *service.ENDED)
             for one in current:
                 await self._step(one, wanted=wanted)
@@ -125,12 +143,18 @@ class ServiceReconciler:
             ready=one.ready_at is not None,
             connected=link is not None,
             reported=None if link is None else link.reported(one.id),
-            leased=one.lease_over_at is not None,
-            lease_over=one.lease_over_at is not None and now >= one.lease_over_at,
+            leased=one.belief is not None,
+            lease_over=one.belief is not None and self._believed_over(one, one.belief),
             start_under_way=isinstance(step, steps.SendStart),
             admit_under_way=isinstance(step, steps.SendAdmit),
             overdue=self._overdue(one, now),
         )
+
+    def _believed_over(self, one: Attempt, belief: lease.Belief) -> bool:
+        boot_id, now_ns = self._context.lease_clock()
+        if self._seen.get(one.id, (0, 0))[0] != one.lease_sequence:
+            self._seen[one.id] = one.lease_sequence, now_ns
+        return lease.believed_over(belief, boot_id, now_ns, self._seen[one.id][1])
 
     def _overdue(self, one: Attempt, now: float) -> Reason | None:
         if one.deadline_at is None or now < one.deadline_at or one.ready:
@@ -142,8 +166,13 @@ class ServiceReconciler:
                 f"The engine did not answer within {lifecycle.ready_seconds:.0f} s of its start.",
             )
         return Reason(
-            "prepare_timeout", f"The engine was not started within {lifecycle.prepare_seconds:.0f} s."
+            "prepare_timeout", f"The engine was not started within {self._prepare_seconds(one):.0f} s."
         )
+
+    def _prepare_seconds(self, one: Attempt) -> float:
+        """An executor reads every byte of a new model before it launches anything with it."""
+        count = sum(int(entry["bytes"]) for entry in one.plan.get("inputs", ()))
+        return self._context.settings.lifecycle.prepare_seconds + count / READ_BYTES_PER_SECOND_MIN
 
     async def _record(self, one: Attempt, record: attempt.Record) -> None:
         """Write another record; a process that was just seen gets its time to become ready."""
@@ -152,10 +181,20 @@ class ServiceReconciler:
             deadline_at = now + self._context.settings.lifecycle.ready_seconds
         after = rows.changed_to(one, record, now, deadline_at=deadline_at)
         written = await self._context.database.write(lambda tx: rows.put_attempt(tx, one, after))
+        reason = record.reason
+        if written and reason is not None and reason.code in UNREADABLE and reason != one.record.reason:
+            self._look_into(one)
         if written and after.released:
             link = self._nodes.link(one.node_id)
             if link is not None:
                 link.forget(one.id)
+
+    def _look_into(self, one: Attempt) -> None:
+        """What its executor refuses to launch with is no longer shown as verified, if it is not."""
+        digests = {entry["sha256"] for entry in one.plan.get("inputs", ())}
+        task = asyncio.create_task(self._run(one, self._examine(digests)))
+        self._examining.add(task)
+        task.add_done_callback(self._examining.discard)
 
     # Calls, each in a task of its own: a silent node holds up nobody else.
 
@@ -189,8 +228,8 @@ class ServiceReconciler:
             one,
             boot_id=boot_id,
             lease_sequence=sequence,
-            lease_over_at=lease.over_for_grantor(now, ttl),
-            deadline_at=one.deadline_at or now + self._context.settings.lifecycle.prepare_seconds,
+            belief=self._context.believe(ttl),
+            deadline_at=one.deadline_at or now + self._prepare_seconds(one),
         )
         if not await self._context.database.write(lambda tx: rows.put_attempt(tx, one, leased)):
             return

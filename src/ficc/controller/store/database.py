@@ -55,6 +55,7 @@ _SQLITE_OUTAGES = frozenset(
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_NOTADB,
         sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
     }
 )
 

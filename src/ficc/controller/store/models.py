@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy import Connection, Row, and_, delete, exists, func, insert, sele
 
 from ficc.controller.store import schema
 from ficc.controller.store.database import Transaction
-from ficc.domain import acquisition, upload
+from ficc.domain import acquisition, ids, upload
 from ficc.domain.errors import Reason
 from ficc.domain.manifest import Manifest, manifest
 
@@ -45,6 +46,7 @@ def add(tx: Transaction, model: Model) -> None:
             name=model.manifest.name,
             manifest=model.manifest.as_json(),
             state=model.record.state.value,
+            fetching=model.record.fetching,
             error=_reason(model.record.error),
             created_at=model.created_at,
         )
@@ -65,6 +67,7 @@ def add(tx: Transaction, model: Model) -> None:
                 {
                     "project_id": model.project_id,
                     "sha256": sha256,
+                    "id": _content_id(model, sha256),
                     "bytes": size,
                     "offset": 0,
                     "state": upload.State.MISSING.value,
@@ -75,8 +78,15 @@ def add(tx: Transaction, model: Model) -> None:
     tx.changed("model", model.id)
 
 
+def _content_id(model: Model, sha256: str) -> str:
+    """Of the content that a model brings into its project: as old as the model, and no other's."""
+    drawn = hashlib.sha256(f"{model.id} {sha256}".encode()).digest()
+    return ids.make(int(model.created_at * 1000), drawn[: ids.RANDOM_BYTES])
+
+
 def share_blobs(tx: Transaction, project_id: str, digests: Iterable[str]) -> None:
-    """Let a project have what the installation already holds; for installations of one owner only."""
+    """Let a project have what the installation already holds; for installations of one owner only. In the
+    turn of blobs."""
     held = exists().where(schema.blobs.c.sha256 == _c.sha256, schema.blobs.c.bytes == _c.bytes)
     tx.execute(
         update(schema.contents)
@@ -108,18 +118,8 @@ def page(connection: Connection, project_id: str, after: str | None, limit: int)
 
 
 def delete_model(tx: Transaction, project_id: str, model_id: str) -> None:
-    """The model, and what was begun of its files and no other model of the project needs. Verified
-    contents stay the project's until they are evicted."""
-    digests = select(_f.sha256).where(_f.model_id == model_id).scalar_subquery()
-    others = exists().where(_f.project_id == project_id, _f.sha256 == _c.sha256, _f.model_id != model_id)
-    tx.execute(
-        delete(schema.contents).where(
-            _c.project_id == project_id,
-            _c.sha256.in_(digests),
-            _c.state != upload.State.VERIFIED.value,
-            ~others,
-        )
-    )
+    """The model with its files; their contents are looked after by `eviction`. A service that was put in at
+    the same moment holds the model by its foreign key: then this begins again, and finds it."""
     tx.execute(delete(schema.model_files).where(_f.model_id == model_id))
     tx.execute(delete(schema.models).where(_m.id == model_id, _m.project_id == project_id))
     tx.changed("model", model_id)
@@ -130,7 +130,7 @@ def set_record(tx: Transaction, model_id: str, before: acquisition.Record, after
     changed = tx.execute(
         update(schema.models)
         .where(_m.id == model_id, _m.state == before.state.value)
-        .values(state=after.state.value, error=_reason(after.error))
+        .values(state=after.state.value, fetching=after.fetching, error=_reason(after.error))
     )
     tx.changed("model", model_id)
     return changed.rowcount == 1
@@ -149,17 +149,12 @@ def progress(connection: Connection, project_id: str, digests: Iterable[str]) ->
     """Of every model of a project that has a file of one of these digests."""
     having = select(_f.model_id).where(_f.project_id == project_id, _f.sha256.in_(set(digests)))
     models = connection.execute(
-        select(_m.id, _m.state, _m.error).where(_m.id.in_(having)).order_by(_m.id)
+        select(_m.id, _m.state, _m.fetching, _m.error).where(_m.id.in_(having)).order_by(_m.id)
     ).all()
     files: dict[str, list[upload.Record]] = {row.id: [] for row in models}
     for model_id, row in _files(connection, files):
         files[model_id].append(_content(row).record)
-    return [
-        Progress(
-            row.id, acquisition.Record(acquisition.State(row.state), _error(row.error)), tuple(files[row.id])
-        )
-        for row in models
-    ]
+    return [Progress(row.id, _record(row), tuple(files[row.id])) for row in models]
 
 
 def _files(connection: Connection, model_ids: Iterable[str]) -> Iterator[tuple[str, Row[Any]]]:
@@ -196,9 +191,13 @@ def _model(row: Row[Any]) -> Model:
         project_id=row.project_id,
         revision=row.revision,
         manifest=manifest(row.manifest),
-        record=acquisition.Record(acquisition.State(row.state), _error(row.error)),
+        record=_record(row),
         created_at=row.created_at,
     )
+
+
+def _record(row: Any) -> acquisition.Record:
+    return acquisition.Record(acquisition.State(row.state), _error(row.error), row.fetching)
 
 
 # Contents.
@@ -312,6 +311,26 @@ def add_blob(tx: Transaction, sha256: str, size: int, now: float) -> None:
 
 def blob_digests(connection: Connection) -> set[str]:
     return set(connection.scalars(select(schema.blobs.c.sha256)))
+
+
+def blobs(connection: Connection, digests: Collection[str] | None) -> dict[str, int]:
+    """The sizes of these blobs, or of all, as far as they are known."""
+    query = select(schema.blobs.c.sha256, schema.blobs.c.bytes)
+    if digests is not None:
+        query = query.where(schema.blobs.c.sha256.in_(digests))
+    return {row.sha256: row.bytes for row in connection.execute(query)}
+
+
+def having(connection: Connection, sha256: str) -> list[str]:
+    """The projects that have a digest, verified."""
+    verified = _c.state == upload.State.VERIFIED.value
+    return list(connection.scalars(select(_c.project_id).where(_c.sha256 == sha256, verified)))
+
+
+def forget_blob(tx: Transaction, sha256: str) -> None:
+    """Drop the row of a blob that no project has any more."""
+    held = exists().where(_c.sha256 == schema.blobs.c.sha256, _c.state == upload.State.VERIFIED.value)
+    tx.execute(delete(schema.blobs).where(schema.blobs.c.sha256 == sha256, ~held))
 
 
 def _content(row: Row[Any]) -> Content:

@@ -120,10 +120,12 @@ models = Table(
     Column("name", String(256), nullable=False),
     Column("manifest", JSON, nullable=False),
     Column("state", String(16), nullable=False),
+    Column("fetching", Boolean, nullable=False),
     Column("error", JSON),
     Column("created_at", Double, nullable=False),
     UniqueConstraint("project_id", "revision"),
     Index("ix_models_project_id_id", "project_id", "id"),
+    Index("ix_models_state", "state"),
 )
 
 model_files = Table(
@@ -142,14 +144,21 @@ contents = Table(  # one file's bytes as one project has them, complete or on th
     metadata,
     Column("project_id", _ID, ForeignKey("projects.id"), primary_key=True),
     Column("sha256", _SHA256, primary_key=True),
+    Column("id", _ID, nullable=False),  # the order in which contents came to be
     Column("bytes", BigInteger, nullable=False),
     Column("offset", BigInteger, nullable=False),
     Column("state", String(16), nullable=False),
     Column("error", JSON),
+    Column(
+        "source", JSON
+    ),  # url and entity tag that the partial's bytes came with, to continue the same file
     Column("claim_token", _ID),  # the one writer, until the claim expires
     Column("claim_kind", String(16)),
     Column("claim_expires_at", Double),
+    Column("last_used_at", Double),  # when an attempt that reads it was last planned or released
     Index("ix_contents_claim_expires_at", "claim_expires_at"),
+    Index("ix_contents_project_id_id", "project_id", "id"),
+    Index("ix_contents_sha256", "sha256"),
 )
 
 blobs = Table(
@@ -230,7 +239,11 @@ attempts = Table(  # the controller's mirror of the executors' ledgers
     Column("deadline_at", Double),
     Column("boot_id", String(64)),
     Column("lease_sequence", BigInteger, nullable=False),
-    Column("lease_over_at", Double),  # when every lease that was granted is held to be over
+    # When every lease that was granted is held to be over: CLOCK_BOOTTIME of the controller that wrote it, in
+    # the boot that it names; and the longest time to live that was granted.
+    Column("lease_over_ns", BigInteger),
+    Column("lease_over_boot_id", String(64)),
+    Column("lease_ttl_seconds", Integer),
     Column("created_at", Double, nullable=False),
     UniqueConstraint("workload_id", "number"),
     Index("ix_attempts_service_id_generation", "service_id", "generation"),

@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, case, delete, func, insert, select, update
 
-from ficc.controller.store import schema
+from ficc.controller.store import eviction, schema
 from ficc.controller.store.database import Transaction
-from ficc.domain import attempt, service
+from ficc.domain import attempt, lease, service
 from ficc.domain.errors import Reason
 from ficc.domain.plan import Fence
 
@@ -52,7 +52,8 @@ class Attempt:
     deadline_at: float | None
     boot_id: str | None
     lease_sequence: int
-    lease_over_at: float | None
+    belief: lease.Belief | None
+    """What is believed of the leases that were granted, once one was sent."""
 
     @property
     def fence(self) -> Fence:
@@ -220,7 +221,9 @@ def add_attempt(tx: Transaction, *, attempt_id: str, workload_id: str, now: floa
 
 
 def put_attempt(tx: Transaction, before: Attempt, after: Attempt) -> bool:
-    """Write an attempt, if its state, readiness and lease are still as `before` was read."""
+    """Write an attempt, if its state, readiness and lease are still as `before` was read. With its release it
+    lets go of what it read."""
+    belief = after.belief
     changed = tx.execute(
         update(schema.attempts)
         .where(
@@ -238,10 +241,14 @@ def put_attempt(tx: Transaction, before: Attempt, after: Attempt) -> bool:
             deadline_at=after.deadline_at,
             boot_id=after.boot_id,
             lease_sequence=after.lease_sequence,
-            lease_over_at=after.lease_over_at,
+            lease_over_ns=None if belief is None else belief.over_ns,
+            lease_over_boot_id=None if belief is None else belief.boot_id,
+            lease_ttl_seconds=None if belief is None else belief.ttl_seconds,
         )
     )
     tx.changed("service", before.service_id or "")
+    if changed.rowcount and after.released and not before.released:
+        eviction.used(tx, before.workload_id, before.plan, after.since_at)
     return changed.rowcount == 1
 
 
@@ -275,7 +282,9 @@ def _attempts(connection: Connection, *conditions: Any) -> list[Attempt]:
             deadline_at=row.deadline_at,
             boot_id=row.boot_id,
             lease_sequence=row.lease_sequence,
-            lease_over_at=row.lease_over_at,
+            belief=None
+            if row.lease_over_ns is None
+            else lease.Belief(row.lease_over_boot_id, row.lease_over_ns, row.lease_ttl_seconds),
         )
         for row in rows
     ]
@@ -323,9 +332,13 @@ def changed_to(before: Attempt, record: attempt.Record, now: float, **others: An
     return replace(before, record=record, since_at=since, **others)
 
 
-def renew_leases(tx: Transaction, node_id: str, boot_id: str, over_at: float) -> list[tuple[Fence, int]]:
+def renew_leases(
+    tx: Transaction, node_id: str, boot_id: str, belief: lease.Belief
+) -> list[tuple[Fence, int]]:
     """Raise the sequence of every lease that is held on a node in this boot, and when it is held to be over;
     each fence and its new sequence. What an earlier renewal granted for longer stands."""
+    longer = (_a.lease_over_boot_id == belief.boot_id) & (_a.lease_over_ns > belief.over_ns)
+    ttl_seconds = belief.ttl_seconds
     live = [state.value for state in attempt.LIVE]
     held = (_a.node_id == node_id, _a.state.in_(live), _a.boot_id == boot_id, _a.lease_sequence > 0)
     tx.execute(
@@ -333,7 +346,11 @@ def renew_leases(tx: Transaction, node_id: str, boot_id: str, over_at: float) ->
         .where(*held)
         .values(
             lease_sequence=_a.lease_sequence + 1,
-            lease_over_at=case((_a.lease_over_at > over_at, _a.lease_over_at), else_=over_at),
+            lease_over_ns=case((longer, _a.lease_over_ns), else_=belief.over_ns),
+            lease_over_boot_id=belief.boot_id,
+            lease_ttl_seconds=case(
+                (_a.lease_ttl_seconds > ttl_seconds, _a.lease_ttl_seconds), else_=ttl_seconds
+            ),
         )
     )
     rows = tx.execute(select(_a.id, _a.generation, _a.plan_digest, _a.lease_sequence).where(*held))

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ficc.domain.errors import Refused, invalid
-from ficc.domain.plan import Endpoint, Input
-from ficc.inference.contract import BODY_BYTES_MAX, Job, ModelRecord, Probe
+from ficc.domain.estimate import BATCH_TOKENS, EMBEDDING_BATCH_TOKENS_MAX
+from ficc.domain.plan import BODY_BYTES_MAX, Endpoint, Input
+from ficc.inference.contract import Job, ModelRecord, Probe
 from ficc.inference.schema import Placement, Specification
 
 SOCKET = "/run/ficc/engine.sock"
@@ -21,8 +22,6 @@ CONCURRENCY_MAX = 256
 """LLAMA_MAX_SEQ: the engine starts with no more slots."""
 CONTEXT_TOTAL_MAX = 1 << 30
 """Tokens over all slots; the engine counts them in 32 bits with a sign."""
-EMBEDDING_BATCH_MAX = 8192
-"""Tokens of the longest input that a model made for embeddings takes."""
 THREADS_MAX = 512
 """GGML_MAX_N_THREADS."""
 
@@ -58,7 +57,7 @@ class LlamaCpp:
                 *("--sse-ping-interval", str(SSE_PING_SECONDS)),
                 *("--n-gpu-layers", _gpu_layers(specification, placement)),
                 *_tensor_split(specification),
-                *_embedding_flags(capabilities, specification.context),
+                *_embedding_flags(capabilities, specification.context, specification.concurrency),
                 "--no-webui",
                 "--no-slots",
             ),
@@ -125,17 +124,20 @@ def _tensor_split(specification: Specification) -> tuple[str, ...]:
     return ("--tensor-split", ",".join(map(str, specification.tensor_split)))
 
 
-def _embedding_flags(capabilities: Sequence[str], context: int) -> tuple[str, ...]:
+def _embedding_flags(capabilities: Sequence[str], context: int, concurrency: int) -> tuple[str, ...]:
     """A chat model has no pooling of its own, and /v1/embeddings needs one: the mean over its tokens.
     A model made for embeddings declares its pooling in its header, and takes inputs as long as its context:
     the engine embeds an input in one physical batch or not at all. (A chat model keeps the engine's own
-    batch, since its memory grows by the whole vocabulary with each token of it.)"""
+    batch, since its memory grows by the whole vocabulary with each token of it.) The engine divides a batch
+    among its slots, and aborts while it loads when that leaves a remainder."""
     if "embeddings" not in capabilities:
         return ()
-    if "chat" in capabilities:
-        return ("--embeddings", "--pooling", "mean")
-    batch = str(min(context, EMBEDDING_BATCH_MAX))
-    return ("--embeddings", "--batch-size", batch, "--ubatch-size", batch)
+    pooling = ("--pooling", "mean") if "chat" in capabilities else ()
+    if pooling and BATCH_TOKENS % concurrency == 0:
+        return ("--embeddings", *pooling)
+    wanted = BATCH_TOKENS if pooling else min(context, EMBEDDING_BATCH_TOKENS_MAX)
+    batch = str(-(-wanted // concurrency) * concurrency)
+    return ("--embeddings", *pooling, "--batch-size", batch, "--ubatch-size", batch)
 
 
 def _readiness(capabilities: Sequence[str], alias: str) -> Probe:

@@ -59,13 +59,16 @@ def upgrade() -> None:
         "contents",
         sa.Column("project_id", sa.String(length=26), nullable=False),
         sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("id", sa.String(length=26), nullable=False),
         sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("offset", sa.BigInteger(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("error", sa.JSON(), nullable=True),
+        sa.Column("source", sa.JSON(), nullable=True),
         sa.Column("claim_token", sa.String(length=26), nullable=True),
         sa.Column("claim_kind", sa.String(length=16), nullable=True),
         sa.Column("claim_expires_at", sa.Double(), nullable=True),
+        sa.Column("last_used_at", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_contents_project_id_projects")
         ),
@@ -73,6 +76,8 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("contents", schema=None) as batch_op:
         batch_op.create_index("ix_contents_claim_expires_at", ["claim_expires_at"], unique=False)
+        batch_op.create_index("ix_contents_project_id_id", ["project_id", "id"], unique=False)
+        batch_op.create_index("ix_contents_sha256", ["sha256"], unique=False)
 
     op.create_table(
         "memberships",
@@ -95,6 +100,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=256), nullable=False),
         sa.Column("manifest", sa.JSON(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("fetching", sa.Boolean(), nullable=False),
         sa.Column("error", sa.JSON(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_models_project_id_projects")),
@@ -103,6 +109,7 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("models", schema=None) as batch_op:
         batch_op.create_index("ix_models_project_id_id", ["project_id", "id"], unique=False)
+        batch_op.create_index("ix_models_state", ["state"], unique=False)
 
     op.create_table(
         "sessions",
@@ -240,7 +247,9 @@ def upgrade() -> None:
         sa.Column("deadline_at", sa.Double(), nullable=True),
         sa.Column("boot_id", sa.String(length=64), nullable=True),
         sa.Column("lease_sequence", sa.BigInteger(), nullable=False),
-        sa.Column("lease_over_at", sa.Double(), nullable=True),
+        sa.Column("lease_over_ns", sa.BigInteger(), nullable=True),
+        sa.Column("lease_over_boot_id", sa.String(length=64), nullable=True),
+        sa.Column("lease_ttl_seconds", sa.Integer(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
             ["workload_id"], ["workloads.id"], name=op.f("fk_attempts_workload_id_workloads")
