@@ -6,8 +6,10 @@ import hashlib
 import os
 import signal
 import sqlite3
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -478,3 +480,39 @@ def test_the_bandwidth_is_bounded(own: Callable[..., Registry]) -> None:
     registry.acquire(model)
     registry.becomes(model, "ready")
     assert time.monotonic() - began > 0.9
+
+
+@pytest.mark.root
+def test_a9_a_disk_that_fills_up_loses_nothing(own: Callable[..., Registry]) -> None:
+    """It had room when it was admitted; then somebody else took it."""
+    registry = own()
+    registry.kill("controller")
+    content = registry.directory / "content"
+    owner = content.stat()
+    options = f"size=12m,mode=700,uid={owner.st_uid},gid={owner.st_gid}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(content)], check=True)
+    try:
+        registry.start("controller")
+        body = body_of(6 << 20)
+        model = registry.register(body)
+        registry.source.always(registry.path(model), sources.trickle(64 << 10, 0.03))
+        registry.acquire(model)
+        registry.until(lambda: registry.offset(model) > 0, "some bytes are durable")
+        filler = content / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(64 << 10)):
+                pass
+        failed = registry.becomes(model, "failed", "ready")
+        assert failed["error"]["code"] == "disk_full"
+        offset = failed["files"][0]["offset"]
+        assert 0 < offset < len(body)
+        filler.unlink()
+        registry.source.always(registry.path(model), None)
+        count = len(asked(registry, model))
+        registry.acquire(model)
+        assert registry.becomes(model, "ready", "failed")["state"] == "ready"
+        assert asked(registry, model)[count].startswith(f"bytes={offset}-")
+        assert registry.blob(body).read_bytes() == body
+    finally:
+        registry.stop()
+        subprocess.run(["umount", str(content)], check=True)
