@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from support.installation import Installation, llama_images
 from support.model import smollm2
+from support.source import Source
 
 settings.register_profile(
     "here", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -57,3 +58,10 @@ def installation(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iter
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
+    """A scripted HTTPS source for the tests of one module."""
+    with Source(tmp_path_factory.mktemp("source")) as made:
+        yield made

@@ -20,14 +20,6 @@ BYTES = 3 * RANGE_BYTES
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    with Source(tmp_path_factory.mktemp("source")) as made:
-        made.ca_file.parent.chmod(0o755)
-        made.ca_file.chmod(0o644)
-        yield made
-
-
-@pytest.fixture(scope="module")
 def hub(source: Source) -> StandInHub:
     made = StandInHub(source)
     made.add("owner/name", {"tiny.gguf": encode(*tiny_llama(layers=8, width=256))})

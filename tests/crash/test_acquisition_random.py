@@ -54,14 +54,6 @@ class Round:
     told: list[str] = field(default_factory=list)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    with Source(tmp_path_factory.mktemp("source")) as made:
-        made.ca_file.parent.chmod(0o755)
-        made.ca_file.chmod(0o644)
-        yield made
-
-
 @pytest.fixture
 def registry(tmp_path: Path, source: Source) -> Iterator[Registry]:
     made = Registry(tmp_path, source, FICC_ACQUISITION_STALL_SECONDS="1")

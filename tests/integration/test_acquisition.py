@@ -25,14 +25,6 @@ RANGES = range(0, SIZE, RANGE_BYTES)
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    with Source(tmp_path_factory.mktemp("source")) as made:
-        made.ca_file.parent.chmod(0o755)  # the controller has an account of its own
-        made.ca_file.chmod(0o644)
-        yield made
-
-
-@pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory, source: Source) -> Iterator[Registry]:
     made = Registry(tmp_path_factory.mktemp("ficc"), source)
     try:

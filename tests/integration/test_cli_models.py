@@ -21,14 +21,6 @@ from support.source import Source
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    with Source(tmp_path_factory.mktemp("source")) as made:
-        made.ca_file.parent.chmod(0o755)
-        made.ca_file.chmod(0o644)
-        yield made
-
-
-@pytest.fixture(scope="module")
 def hub(source: Source) -> StandInHub:
     made = StandInHub(source)
     made.add("owner/one", {"tiny.gguf": encode(*tiny_llama())})

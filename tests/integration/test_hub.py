@@ -24,14 +24,6 @@ REAL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
-    with Source(tmp_path_factory.mktemp("source")) as made:
-        made.ca_file.parent.chmod(0o755)
-        made.ca_file.chmod(0o644)
-        yield made
-
-
-@pytest.fixture(scope="module")
 def hub(source: Source) -> StandInHub:
     made = StandInHub(source)
     real = smollm2().read_bytes()

@@ -292,6 +292,8 @@ class Source:
         self._stopped = threading.Event()
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(self.ca_file))
+        for path in (directory, self.ca_file):
+            path.chmod(path.stat().st_mode | 0o055)  # a controller has an account of its own
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if maximum_version is not None:
             with warnings.catch_warnings():  # old versions are wanted here
@@ -489,8 +491,6 @@ def main() -> None:
         for file in files:
             write_random(file, given.bytes)
     with Source(given.directory, port=given.port) as source:
-        for path in (given.directory, source.ca_file):
-            path.chmod(path.stat().st_mode | 0o055)  # a controller has an account of its own
         facts: list[dict[str, Any]] = []
         for file in files:
             url = source.serve_file("/" + file.name, file)

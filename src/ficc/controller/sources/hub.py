@@ -48,9 +48,11 @@ class Hub:
 
     def credential(self, url: str) -> str | None:
         """What a request for this URL is to be authorised with: the token, at the hub itself."""
-        if self._token is None or urlsplit(url)[:2] != urlsplit(self._endpoint)[:2]:
-            return None
-        return f"Bearer {self._token}"
+        return f"Bearer {self._token}" if self._token is not None and self._is_own(url) else None
+
+    def _is_own(self, url: str) -> bool:
+        """Whether a URL is on the hub's own scheme, host and port."""
+        return urlsplit(url)[:2] == urlsplit(self._endpoint)[:2]
 
     def file_url(self, repository: str, commit: str, path: str) -> str:
         """Where the bytes of a file are, for good."""
@@ -80,7 +82,7 @@ class Hub:
 
     def _next(self, here: str, link: str) -> str:
         url = urljoin(here, link)
-        if urlsplit(url)[:2] != urlsplit(self._endpoint)[:2]:
+        if not self._is_own(url):
             raise Refused("source_refused", "The hub's next page is on another host.")
         return url
 
