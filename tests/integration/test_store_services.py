@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ficc.controller.store import nodes, services
+from ficc.controller.store import attempts, nodes, services
+from ficc.controller.store.attempts import Attempt
 from ficc.controller.store.database import Database, Transaction
-from ficc.controller.store.services import Attempt, Service
+from ficc.controller.store.services import Service
 from ficc.domain import attempt, service
 from ficc.domain.attempt import State
 from ficc.domain.lease import SECOND, Belief
@@ -45,7 +46,7 @@ def in_state(one: Attempt, state: State, **others: object) -> Attempt:
 
 
 async def put(db: Database, before: Attempt, after: Attempt) -> bool:
-    return await db.write(lambda tx: services.put_attempt(tx, before, after))
+    return await db.write(lambda tx: attempts.put(tx, before, after))
 
 
 # L8: two writers.
@@ -90,7 +91,7 @@ async def test_what_was_decided_on_an_attempt_that_changed_meanwhile_is_not_writ
     changed = replace(before, **meanwhile)  # type: ignore[arg-type]
     assert await put(db, before, changed)
     assert not await put(db, before, replace(before, deadline_at=NOW))
-    assert await db.read(lambda c: services.attempt_by_id(c, before.id)) == changed
+    assert await db.read(lambda c: attempts.get(c, before.id)) == changed
 
 
 # Leases.
@@ -112,10 +113,10 @@ async def test_renewing_raises_the_leases_of_live_attempts_of_this_boot_on_this_
     earlier = await add_attempt(db, row, 41)
     assert await put(db, earlier, in_state(earlier, State.RUNNING, lease_sequence=5, boot_id="earlier"))
 
-    renew, belief = services.renew_leases, Belief(BOOT, 80 * SECOND, 60)
+    renew, belief = attempts.renew_leases, Belief(BOOT, 80 * SECOND, 60)
     assert await db.write(lambda tx: renew(tx, new_id(), BOOT, belief)) == []
     assert dict(await db.write(lambda tx: renew(tx, rows.NODE_ID, BOOT, belief))) == expected
-    some = await db.read(lambda c: services.attempt_by_id(c, next(iter(expected)).attempt_id))
+    some = await db.read(lambda c: attempts.get(c, next(iter(expected)).attempt_id))
     assert some is not None
     assert (some.lease_sequence, some.belief) == (6, belief)
 
@@ -135,8 +136,8 @@ async def test_l14_what_a_renewal_leaves_of_an_earlier_belief(
     earlier = Belief(BOOT, 80 * SECOND, 60)
     leased = in_state(planned, State.RUNNING, lease_sequence=1, boot_id=BOOT, belief=earlier)
     assert await put(db, planned, leased)
-    await db.write(lambda tx: services.renew_leases(tx, rows.NODE_ID, BOOT, renewed))
-    found = await db.read(lambda c: services.attempt_by_id(c, planned.id))
+    await db.write(lambda tx: attempts.renew_leases(tx, rows.NODE_ID, BOOT, renewed))
+    found = await db.read(lambda c: attempts.get(c, planned.id))
     assert found is not None
     assert found.belief == left
 
@@ -149,7 +150,7 @@ async def test_renewals_at_the_same_moment_have_sequences_of_their_own(
     assert await put(db, planned, leased)
     belief = Belief(BOOT, 80 * SECOND, 60)
     renewed = await asyncio.gather(
-        *(db.write(lambda tx: services.renew_leases(tx, rows.NODE_ID, BOOT, belief)) for _ in range(6))
+        *(db.write(lambda tx: attempts.renew_leases(tx, rows.NODE_ID, BOOT, belief)) for _ in range(6))
     )
     assert sorted(sequence for ((_, sequence),) in renewed) == [2, 3, 4, 5, 6, 7]
     assert not await put(db, leased, in_state(leased, State.STOPPING))  # it was read before a renewal
@@ -169,10 +170,8 @@ async def test_the_current_attempts_are_the_newest_of_each_replica_of_this_gener
     second = await add_attempt(db, after, 1)
     first = await add_attempt(db, after, 0)
     again_id = new_id()
-    await db.write(
-        lambda tx: services.add_attempt(tx, attempt_id=again_id, workload_id=second.workload_id, now=NOW)
-    )
-    found = (await db.read(lambda c: services.current(c, [after])))[row.id]
+    await db.write(lambda tx: attempts.add(tx, attempt_id=again_id, workload_id=second.workload_id, now=NOW))
+    found = (await db.read(lambda c: attempts.current(c, [after])))[row.id]
     assert [(one.id, one.replica, one.number) for one in found] == [(first.id, 0, 1), (again_id, 1, 2)]
 
 
@@ -194,10 +193,10 @@ async def test_what_is_not_released_counts_against_its_node_whoever_it_belongs_t
         name: value * 2 if isinstance(value, int) else value for name, value in one.items()
     }
     assert sums[elsewhere].memory_bytes == 0
-    assert [a.id for a in await db.read(lambda c: services.held_on(c, rows.NODE_ID))] == [
+    assert [a.id for a in await db.read(lambda c: attempts.held_on(c, rows.NODE_ID))] == [
         a.id for a in sorted((held[0], held[2]), key=lambda a: a.workload_id)
     ]
-    unreleased = await db.read(lambda c: services.unreleased(c, [mine.id, other.id]))
+    unreleased = await db.read(lambda c: attempts.unreleased(c, [mine.id, other.id]))
     assert {key: [a.id for a in found] for key, found in unreleased.items()} == {
         mine.id: [held[0].id],
         other.id: [held[2].id],
@@ -227,8 +226,8 @@ async def test_removing_a_service_takes_all_of_it_and_nothing_else(
     gone, kept = await add_service(db, model, "gone"), await add_service(db, model, "kept")
     lost, held = await add_attempt(db, gone), await add_attempt(db, kept)
     await db.write(lambda tx: services.remove(tx, gone.id))
-    assert await db.read(lambda c: services.attempt_by_id(c, lost.id)) is None
-    assert await db.read(lambda c: services.attempt_by_id(c, held.id)) == held
+    assert await db.read(lambda c: attempts.get(c, lost.id)) is None
+    assert await db.read(lambda c: attempts.get(c, held.id)) == held
     assert await db.read(lambda c: services.by_alias(c, gone.project_id, "gone")) is None
     assert await db.read(lambda c: services.by_alias(c, gone.project_id, "kept")) == kept
 

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from ficc.controller.operations.authority import digest
-from ficc.controller.store import access, models, nodes, services
+from ficc.controller.store import access, attempts, models, nodes, services
 from ficc.controller.store.database import Transaction
 from ficc.domain import acquisition, service
 from ficc.domain.access import SCOPES
@@ -113,11 +113,11 @@ def service_row(
 
 def attempt(
     tx: Transaction, of: services.Service, replica: int = 0, limits: Mapping[str, Any] = NODE_LIMITS
-) -> services.Attempt:
+) -> attempts.Attempt:
     """A planned attempt at a replica of a service, on a node named after nobody."""
     workload_id, attempt_id = new_id(), new_id()
     plan = {"limits": dict(limits)}
-    services.add_workload(
+    attempts.add_workload(
         tx,
         id=workload_id,
         project_id=of.project_id,
@@ -130,8 +130,8 @@ def attempt(
         readiness=None,
         created_at=time.time(),
     )
-    services.add_attempt(tx, attempt_id=attempt_id, workload_id=workload_id, now=time.time())
-    found = services.attempt_by_id(tx.connection, attempt_id)
+    attempts.add(tx, attempt_id=attempt_id, workload_id=workload_id, now=time.time())
+    found = attempts.get(tx.connection, attempt_id)
     assert found is not None
     return found
 

@@ -30,9 +30,12 @@ from ficc.controller.operations.hub import HubPreviews
 from ficc.controller.operations.losses import Losses
 from ficc.controller.operations.models import Models
 from ficc.controller.operations.nodes import NodeReads
+from ficc.controller.operations.planning import Planning
 from ficc.controller.operations.routes import RouteTable
 from ficc.controller.operations.services import Services
+from ficc.controller.reconcilers.attempts import AttemptSteps
 from ficc.controller.reconcilers.leases import LeaseRenewer
+from ficc.controller.reconcilers.reconciler import Reconciler
 from ficc.controller.reconcilers.services import ServiceReconciler
 from ficc.controller.reconcilers.sweeper import Sweeper
 from ficc.controller.sources.addresses import Walls
@@ -66,7 +69,8 @@ class Controller:
         self.contents = Contents(
             context, ContentStore(settings.content_directory, settings.content.reserve_bytes)
         )
-        self.hub = Hub(context, on_change=self._wake_reconciler, on_join=self._wake_leases)
+        self._look_again = asyncio.Event()
+        self.hub = Hub(context, on_change=self._look_again.set, on_join=self._wake_leases)
         self.authority = Authority(context, self._recheck)
         self.routes = RouteTable(context, self.hub, self._recheck)
         self.gateway = Gateway(
@@ -92,12 +96,12 @@ class Controller:
         )
         self._losses = Losses(context, self.contents.store)
         load = _GatewayLoad(self.gateway)
-        self.services = Services(
-            context, self.hub, self.access, load, Estimates(self.contents.store), self._losses
-        )
+        planning = Planning(context, self.hub, Estimates(self.contents.store))
+        self.services = Services(context, self.hub, self.access, load, planning, self._losses)
         self.inference = Inference(self.gateway, self.services)
-        self._reconciler = ServiceReconciler(
-            context, self.hub, self.services, load, examine=self._losses.examine
+        steps = AttemptSteps(context, self.hub, self._losses.examine, self._look_again.set)
+        self._reconciler = Reconciler(
+            context, steps, [ServiceReconciler(context, steps, self.services, load)], self._look_again
         )
         self._leases = LeaseRenewer(context, self.hub)
         self._sweeper = Sweeper(self.contents.orphans, settings.content.sweep_seconds)
@@ -135,9 +139,6 @@ class Controller:
     def openapi(self) -> Mapping[str, Any]:
         return self._management.openapi()
 
-    def _wake_reconciler(self) -> None:
-        self._reconciler.wake()
-
     def _wake_leases(self) -> None:
         self._leases.wake()
 
@@ -160,7 +161,7 @@ class Controller:
             ("acquisitions", self._acquisitions.run),
             ("local node", self._local.run),
             ("leases", self._leases.run),
-            ("services", self._reconciler.run),
+            ("reconciler", self._reconciler.run),
             ("sweeper", self._sweeper.run),
         ):
             self._tasks.append(asyncio.create_task(_forever(name, work)))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ficc.controller.operations.context import Context
+from ficc.controller.store import attempts
 from ficc.controller.store import nodes as rows
-from ficc.controller.store import services as service_rows
 from ficc.domain.errors import Refused
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Hub:
         """A node is connected and said what it has. What it did not mention of attempts that are recorded
         here (it lists those it still holds) is asked for. Raises Refused."""
         await self._write(link)
-        held = await self._context.database.read(lambda c: service_rows.held_on(c, link.node_id))
+        held = await self._context.database.read(lambda c: attempts.held_on(c, link.node_id))
         for one in held:
             if link.reported(one.id) is None:
                 await link.learn(one.id)

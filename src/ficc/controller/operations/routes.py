@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from ficc.controller.operations.context import Context
 from ficc.controller.operations.ports import Nodes
+from ficc.controller.store import attempts as attempt_rows
 from ficc.controller.store import models as model_rows
 from ficc.controller.store import services as rows
 from ficc.controller.store.database import Change
@@ -107,7 +108,7 @@ class RouteTable:
 
 def _read(connection: Connection, only: set[str] | None) -> list[Route]:
     services = rows.of_ids(connection, only)
-    attempts = rows.current(connection, services)
+    attempts = attempt_rows.current(connection, services)
     models = model_rows.served(connection, [row.model_id for row in services])
     return [
         Route(

@@ -2,159 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
 
 from ficc.controller.operations.access import Access
 from ficc.controller.operations.context import Context, Page, check_revision, not_found, page_of
-from ficc.controller.operations.estimates import Estimates
 from ficc.controller.operations.losses import Losses
+from ficc.controller.operations.planning import Planned, Planning
 from ficc.controller.operations.ports import Load, Nodes
+from ficc.controller.operations.service_views import ServiceView
 from ficc.controller.store import access as access_rows
-from ficc.controller.store import eviction
+from ficc.controller.store import attempts as attempt_rows
 from ficc.controller.store import models as model_rows
-from ficc.controller.store import nodes as node_rows
 from ficc.controller.store import services as rows
+from ficc.controller.store.attempts import Attempt
 from ficc.controller.store.database import Transaction
-from ficc.controller.store.services import Attempt, Service
-from ficc.domain import acquisition, attempt, canonical, estimate, placement, service
+from ficc.controller.store.services import Service
+from ficc.domain import service
 from ficc.domain.access import Actor
-from ficc.domain.errors import Reason, Refused, invalid
+from ficc.domain.errors import Refused, invalid
 from ficc.domain.lifecycle import IllegalTransition
-from ficc.domain.placement import Snapshot, Verdict
-from ficc.domain.plan import Plan
-from ficc.inference import registry
-from ficc.inference.contract import Job, ModelRecord, input_references
 from ficc.inference.schema import Specification
-from ficc.protocol.http_api import rfc3339
 
 START_SCOPES = ("inference:manage", "jobs:execute", "contributors:read", "models:read")
 STOP_SCOPES = ("inference:manage", "jobs:cancel")
 ACTIONS = ("start", "drain", "stop", "remove")
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A specification turned into plans and judged: what a preview shows and a submission creates."""
-
-    specification: Specification
-    model: model_rows.Model
-    jobs: tuple[Job, ...]
-    plans: tuple[Plan, ...]
-    verdicts: tuple[Verdict, ...]
-    estimates: tuple[estimate.Estimate, ...]
-    doubts: tuple[Reason, ...]
-
-    @property
-    def accepted(self) -> bool:
-        return all(verdict.fits for verdict in self.verdicts)
-
-    @property
-    def preview_digest(self) -> str:
-        """Of what would run, not of what happens to be free now."""
-        return canonical.digest(
-            {"plans": [plan.digest for plan in self.plans], "alias": self.specification.alias}
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        replicas = []
-        for plan, verdict, needed in zip(self.plans, self.verdicts, self.estimates, strict=True):
-            replicas.append(
-                {
-                    "node_id": plan.node_id,
-                    "plan_digest": plan.digest,
-                    "reservation": plan.limits.as_json(),
-                    "available": None if verdict.available is None else verdict.available.as_json(),
-                    "estimate": needed.in_full(),
-                    "staging_bytes": 0,
-                    "fits": verdict.fits,
-                    "problems": [problem.as_json() for problem in verdict.problems],
-                }
-            )
-        warnings = [
-            warning.as_json()
-            for warning in (*self.doubts, *(one for verdict in self.verdicts for one in verdict.warnings))
-        ]
-        return {
-            "accepted": self.accepted,
-            "preview_digest": self.preview_digest,
-            "replicas": replicas,
-            "warnings": warnings,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceView:
-    """A service as its readers see it."""
-
-    service: Service
-    attempts: tuple[Attempt, ...]
-    capabilities: tuple[str, ...]
-    in_flight: Mapping[str, int]
-    connected: frozenset[str]
-    """Nodes of its replicas that are connected now."""
-
-    def as_json(self) -> dict[str, Any]:
-        row, record = self.service, self.service.record
-        state, reason = record.state, record.reason
-        unreached = [one for one in self.attempts if self._unreached(one)]
-        if unreached:
-            replicas = [
-                replace(one.as_replica(), ready=one.ready and one not in unreached) for one in self.attempts
-            ]
-            state, reason = service.as_reached(record, replicas), reason or _disconnected(unreached[0])
-        return {
-            "id": row.id,
-            "alias": row.alias,
-            "project_id": row.project_id,
-            "revision": record.revision,
-            "generation": record.generation,
-            "state": state.value,
-            "desired": record.desired.value,
-            "reason": None if reason is None else reason.as_json(),
-            "spec": dict(row.spec),
-            "capabilities": list(self.capabilities),
-            "replicas": [self._replica(one) for one in self.attempts],
-            "created_at": rfc3339(row.created_at),
-            "updated_at": rfc3339(row.updated_at),
-            "endpoint": f"/api/v1/inference/{row.id}/v1",
-        }
-
-    def _unreached(self, one: Attempt) -> bool:
-        """Whether nothing of an attempt that lives can be seen or asked for now."""
-        return one.live and one.node_id not in self.connected
-
-    def _replica(self, one: Attempt) -> dict[str, Any]:
-        record = one.record
-        reason = None if record.reason is None else record.reason.as_json()
-        if self._unreached(one):
-            reason = _disconnected(one).as_json()
-        failed = record.outcome in (attempt.Outcome.FAILED, attempt.Outcome.UNKNOWN)
-        return {
-            "workload_id": one.workload_id,
-            "node_id": one.node_id,
-            "attempt_id": one.id,
-            "attempt": one.number,
-            "generation": one.generation,
-            "plan_digest": one.plan_digest,
-            "model_revision": one.plan.get("model_revision"),
-            "state": attempt.replica_state(
-                record.state,
-                ready=one.ready,
-                draining=self.service.record.state is service.State.DRAINING,
-            ),
-            "since_at": rfc3339(one.since_at),
-            "deadline_at": rfc3339(one.deadline_at),
-            "reason": reason,
-            "outcome": None if record.outcome is None else record.outcome.value,
-            "released": one.released,
-            "ready_at": rfc3339(one.ready_at),
-            "in_flight": self.in_flight.get(one.id, 0),
-            "error": reason if failed else None,
-        }
 
 
 class Services:
@@ -164,11 +39,11 @@ class Services:
         nodes: Nodes,
         access: Access,
         load: Load,
-        estimates: Estimates,
+        planning: Planning,
         losses: Losses,
     ) -> None:
         self._context = context
-        self._estimates = estimates
+        self._planning = planning
         self._losses = losses
         self._nodes = nodes
         self._access = access
@@ -195,7 +70,7 @@ class Services:
         return await self._context.database.read(work)
 
     def _views(self, connection: Connection, found: Sequence[Service]) -> list[ServiceView]:
-        current = rows.current(connection, found)
+        current = attempt_rows.current(connection, found)
         models = model_rows.served(connection, [row.model_id for row in found])
         connected = frozenset(link.node_id for link in self._nodes.links())
         return [
@@ -215,50 +90,9 @@ class Services:
         """What a submission would reserve and run; reserves nothing."""
         actor.require("inference:manage")
         await self._losses.look_at_model(specification.model_id)
-        return await self._context.database.read(lambda c: self._plan(c, actor.project_id, specification))
-
-    def _plan(self, connection: Connection, project_id: str, specification: Specification) -> Planned:
-        model = model_rows.get(connection, project_id, specification.model_id)
-        if model is None:
-            raise Refused(
-                "not_found", f"There is no model {specification.model_id} in this project.", "model_id"
-            )
-        if model.record.state is not acquisition.State.READY:
-            why = "" if model.record.error is None else f" {model.record.error.message}"
-            raise Refused(
-                "model_not_ready",
-                f"The model is {model.record.state}; a service starts from verified files only.{why}",
-                "model_id",
-            )
-        adapter = registry.adapter(specification.engine)
-        record = ModelRecord(model.id, model.revision, model.manifest)
-        references = input_references(model.manifest)
-        runtime = specification.runtime.to_domain()
-        jobs = [adapter.job(specification, record, one, references) for one in specification.placements]
-        plans = [
-            job.plan(one.node_id, runtime) for job, one in zip(jobs, specification.placements, strict=True)
-        ]
-        estimates, doubts = self._estimates.of(model.manifest, specification)
-        nodes = self._node_views(connection, {plan.node_id for plan in plans})
-        verdicts = placement.place(list(zip(plans, estimates, strict=True)), nodes)
-        return Planned(specification, model, tuple(jobs), tuple(plans), tuple(verdicts), estimates, doubts)
-
-    def _node_views(self, connection: Connection, node_ids: set[str]) -> dict[str, placement.Node]:
-        reserved = node_rows.reserved(connection, sorted(node_ids))
-        found = {}
-        for node_id in node_ids:
-            row = node_rows.get(connection, node_id)
-            if row is not None:
-                link = self._nodes.link(node_id)
-                snapshot = row.snapshot if link is None else link.snapshot  # the newest measurement
-                found[node_id] = placement.Node(
-                    id=node_id,
-                    name=row.name,
-                    connected=link is not None,
-                    snapshot=None if snapshot is None else Snapshot.from_json(snapshot),
-                    reserved=reserved[node_id],
-                )
-        return found
+        return await self._context.database.read(
+            lambda c: self._planning.plan(c, actor.project_id, specification)
+        )
 
     # Submitting.
 
@@ -271,7 +105,7 @@ class Services:
         now, service_id = self._context.now(), self._context.new_id()
 
         def work(tx: Transaction) -> ServiceView:
-            planned = self._accepted(tx, actor.project_id, specification, preview_digest)
+            planned = self._planning.accepted(tx, actor.project_id, specification, preview_digest)
             if rows.by_alias(tx.connection, actor.project_id, specification.alias) is not None:
                 raise _alias_taken(specification.alias)
             record, _ = service.advance(service.Record(), service.Start())
@@ -292,45 +126,12 @@ class Services:
 
         return await self._context.database.write(work)
 
-    def _accepted(
-        self, tx: Transaction, project_id: str, specification: Specification, preview_digest: str | None
-    ) -> Planned:
-        """The plans, none of them refused, with their nodes held until the transaction ends."""
-        node_rows.lock(tx, sorted({one.node_id for one in specification.placements}))
-        planned = self._plan(tx.connection, project_id, specification)
-        if preview_digest is not None and preview_digest != planned.preview_digest:
-            raise Refused(
-                "preview_changed",
-                "What would run differs from the preview that was accepted; look at the new one.",
-                beside={"preview": planned.as_json()},
-            )
-        problems = [problem for verdict in planned.verdicts for problem in verdict.problems]
-        if problems:
-            raise Refused(
-                "does_not_fit",
-                " ".join(dict.fromkeys(problem.message for problem in problems)),
-                details={"problems": [problem.as_json() for problem in problems]},
-                beside={"preview": planned.as_json()},
-            )
-        self._hold_inputs(tx, project_id, planned)
-        return planned
-
-    def _hold_inputs(self, tx: Transaction, project_id: str, planned: Planned) -> None:
-        """Before anything is written: an eviction at the same moment comes first, or finds the attempts."""
-        digests = {entry.sha256 for plan in planned.plans for entry in plan.inputs}
-        if not eviction.use(tx, project_id, digests, self._context.now()):
-            raise Refused(
-                "model_not_ready",
-                "A file that the replicas would read is not there, verified; read the model again.",
-                "model_id",
-            )
-
     def _plan_replicas(self, tx: Transaction, row: Service, planned: Planned) -> None:
         """One workload and its first attempt per placement, of the service's generation."""
         now = self._context.now()
         for index, (job, plan) in enumerate(zip(planned.jobs, planned.plans, strict=True)):
             workload_id = self._context.new_id()
-            rows.add_workload(
+            attempt_rows.add_workload(
                 tx,
                 id=workload_id,
                 project_id=row.project_id,
@@ -347,7 +148,7 @@ class Services:
 
     def add_attempt(self, tx: Transaction, workload_id: str) -> None:
         """Plan the next attempt at a workload. Its time begins when it is sent to its node."""
-        rows.add_attempt(
+        attempt_rows.add(
             tx, attempt_id=self._context.new_id(), workload_id=workload_id, now=self._context.now()
         )
 
@@ -371,7 +172,7 @@ class Services:
             other = rows.by_alias(tx.connection, actor.project_id, specification.alias)
             if other is not None and other.id != service_id:
                 raise _alias_taken(specification.alias)
-            planned = self._accepted(tx, actor.project_id, specification, None)
+            planned = self._planning.accepted(tx, actor.project_id, specification, None)
             after = replace(
                 row,
                 alias=specification.alias,
@@ -403,7 +204,7 @@ class Services:
             if action == "start":
                 self._check_start(tx, row, acknowledge_unknown=bool(acknowledge_unknown))
                 specification = Specification.model_validate(row.spec)
-                planned = self._accepted(tx, actor.project_id, specification, None)
+                planned = self._planning.accepted(tx, actor.project_id, specification, None)
                 return self._start(tx, row, row, service.Start(), planned)
             if action == "remove":
                 self._remove(tx, row)
@@ -416,8 +217,8 @@ class Services:
         return view
 
     def _check_start(self, tx: Transaction, row: Service, *, acknowledge_unknown: bool) -> None:
-        current = rows.current(tx.connection, [row])[row.id]
-        held = {one.id: one for one in [*current, *rows.unreleased(tx.connection, [row.id])[row.id]]}
+        current = attempt_rows.current(tx.connection, [row])[row.id]
+        held = {one.id: one for one in [*current, *attempt_rows.unreleased(tx.connection, [row.id])[row.id]]}
         replicas = [one.as_replica() for one in held.values()]
         service.check_start(row.record, replicas, acknowledge_unknown=acknowledge_unknown)
 
@@ -449,7 +250,7 @@ class Services:
             raise Refused(
                 "service_not_stopped", f"The service is {row.record.state}; stop it before removing it."
             )
-        held = rows.unreleased(tx.connection, [row.id])[row.id]
+        held = attempt_rows.unreleased(tx.connection, [row.id])[row.id]
         if held:
             raise Refused(
                 "attempt_not_released",
@@ -475,7 +276,7 @@ class Services:
 
         def work(connection: Connection) -> list[Attempt]:
             row = _require(connection, actor, service_id)
-            return rows.current(connection, [row])[row.id]
+            return attempt_rows.current(connection, [row])[row.id]
 
         attempts = await self._context.database.read(work)
         found = [one for one in attempts if one.replica == replica]
@@ -488,11 +289,6 @@ class Services:
             )
         text, truncated = await link.log(found[0].fence)
         return {"attempt_id": found[0].id, "text": text, "truncated": truncated}
-
-
-def _disconnected(one: Attempt) -> Reason:
-    message = f"Node {one.node_id} is not connected; its replica takes no requests until it is."
-    return Reason("node_disconnected", message)
 
 
 def _require(connection: Connection, actor: Actor, service_id: str) -> Service:

@@ -11,7 +11,7 @@ import logging
 
 from ficc.controller.operations.context import Context
 from ficc.controller.operations.ports import NodeLink, Nodes
-from ficc.controller.store import services as rows
+from ficc.controller.store import attempts as rows
 from ficc.controller.waiting import woken
 from ficc.domain import lease
 from ficc.domain.errors import Refused
