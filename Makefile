@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test slow nightly browser check unit lock bench docs clean
+.PHONY: demo test slow nightly simulate browser cgroup-v2 check unit lock bench docs clean
 
 demo: $(VENV)/.ready-demo ## a real model behind an OpenAI-compatible endpoint, until Ctrl-C
 	@scripts/system-packages demo
@@ -21,7 +21,11 @@ slow: $(VENV)/.ready-check ## the tests that take minutes each
 	@scripts/system-packages test
 	$(RUN_TESTS) --ignore=tests/browser -m slow -n 2 --dist loadfile $(PYTEST)
 
-nightly: slow browser ## and ten minutes of fuzzing the header reader
+simulate: $(VENV)/.ready-check ## seeds of the simulation: SEED=N replays one with its trace, SEEDS=N runs so many
+	cd tests && PYTHONPATH=. ../$(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200)) $(SIMULATE)
+
+nightly: slow browser ## 10,000 seeds of the simulation, and ten minutes of fuzzing the header reader
+	$(MAKE) --no-print-directory simulate SEEDS=10000
 	$(BIN)/pip install --quiet atheris==3.0.0
 	$(BIN)/python tests/fuzz/gguf.py .cache/fuzz-gguf -max_total_time=600
 
@@ -37,6 +41,10 @@ check: $(VENV)/.ready-check ## lint, types, import contracts
 
 unit: $(VENV)/.ready-check ## the quick tests alone
 	$(RUN_TESTS) tests/unit tests/docs $(PYTEST)
+
+cgroup-v2: $(VENV)/.ready-check ## sandboxes on pure cgroup v2 and without root, in a machine of their own
+	@scripts/system-packages machine
+	PYTHONPATH=tests $(BIN)/python -m machine $(PYTEST)
 
 bench: $(VENV)/.ready-check ## what the relay costs, side by side with a direct connection
 	@scripts/system-packages bench

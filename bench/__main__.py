@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench import acquire, content, listing, relay
+from bench import acquire, content, lifecycle, listing, relay
 from bench.setup import Bench
 
 ALL: dict[str, Callable[[Bench], Awaitable[None]]] = {
@@ -22,6 +22,8 @@ ALL: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "cancel": relay.cancellations,
     "upload": content.uploads,
     "acquire": acquire.acquisitions,
+    "lifecycle": lifecycle.starts_and_stops,
+    "leases": lifecycle.renewals,
     "list": listing.lists,
 }
 

@@ -4,14 +4,18 @@
 It takes llama-server's flags, of which it minds --host and --port. A request says how it is to be answered:
 `max_tokens` is the number of chunks (or words), `rate` chunks per second (0: as fast as they are taken),
 `first_after` seconds before the first byte. When a request's connection closes before its answer was complete,
-a line `aborted ID MONOTONIC_NS` goes to standard output, where ID is the request's `user`.
+a line `aborted ID MONOTONIC_NS` goes to standard output, where ID is the request's `user`. Once it listens, it says
+`listening SECONDS`: how long that took it.
 """
 
-import argparse
-import asyncio
-import json
-import os
 import time
+
+BEGAN = time.monotonic()  # before what takes its time to be imported
+
+import argparse  # noqa: E402
+import asyncio  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
 
 CHUNK = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"bench","choices":'
@@ -124,6 +128,7 @@ async def main() -> None:
     else:
         server = await loop.create_server(Engine, options.host, options.port, backlog=4096)
         print("port", server.sockets[0].getsockname()[1], flush=True)
+    print("listening", time.monotonic() - BEGAN, flush=True)
     await server.serve_forever()
 
 

@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from bench.load import Target
 from ficc.client.api import Api
+from ficc.domain.plan import Runtime
 from ficc.images.build import LLAMA_SERVER, ImageFile, Recipe, build_python_image
 from ficc.images.store import ImageStore
 
@@ -122,6 +124,21 @@ class Bench:
             scopes = {"label": "bench", "scopes": ["inference:invoke"]}
             self.token = (await api.call("POST", "/tokens", scopes))["token"]
 
+    @property
+    def node_id(self) -> str:
+        return str(self._node["id"])
+
+    @property
+    def runtime(self) -> Runtime:
+        first = self._node["runtimes"][0]
+        return Runtime(**{member: first[member] for member in Runtime.__dataclass_fields__})
+
+    async def rest(self) -> None:
+        """Let no service run."""
+        async with self.api() as api:
+            for service in self.services.values():
+                await self._control(api, service, "stop", "stopped")
+
     async def use(self, alias: str) -> None:
         """Let this service run, and no other."""
         async with self.api() as api:
@@ -152,25 +169,25 @@ class Bench:
             await asyncio.sleep(0.1)
 
     async def _create(self, api: Api, alias: str) -> dict[str, Any]:
-        node = self._node
         replicas, concurrency, cpu_millis = SERVICES[alias]
-        runtime = {
-            member: node["runtimes"][0][member]
-            for member in ("provider", "package_digest", "image_digest", "isolation", "network")
-        }
+        spec = self.specification(alias, replicas=replicas, concurrency=concurrency, cpu_millis=cpu_millis)
+        service: dict[str, Any] = await api.call("POST", "/inference", spec)
+        return service
+
+    def specification(
+        self, alias: str, *, replicas: int, concurrency: int, cpu_millis: int
+    ) -> dict[str, Any]:
         limits = {"cpu_millis": cpu_millis, "memory_bytes": 1 << 29}
-        spec = {
+        return {
             "alias": alias,
             "model_id": self._model_id,
             "engine": "llama_cpp",
-            "runtime": runtime,
+            "runtime": asdict(self.runtime),
             "executable": LLAMA_SERVER,
             "context": 128,
             "concurrency": concurrency,
-            "placements": [{"node_id": node["id"], "limits": limits}] * replicas,
+            "placements": [{"node_id": self.node_id, "limits": limits}] * replicas,
         }
-        service: dict[str, Any] = await api.call("POST", "/inference", spec)
-        return service
 
     async def _connected_node(self, api: Api) -> dict[str, Any]:
         while True:

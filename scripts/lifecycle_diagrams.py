@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from ficc.domain import acquisition, attempt, lease, service, upload
+from ficc.domain import acquisition, attempt, lease, service, upload, workload
 from ficc.domain.lifecycle import diagram
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "lifecycles.md"
@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "lifecycles.md"
 INTRODUCTION = """\
 # Lifecycles
 
-Five things here have a life of their own. Each is one module in `src/ficc/domain/` with one table of what may
+Six things here have a life of their own. Each is one module in `src/ficc/domain/` with one table of what may
 follow what; an event that the table does not have is refused. This page is drawn from those tables: change a
 table, run `python scripts/lifecycle_diagrams.py`, and commit the page with it. An arrow carries the events
 that lead along it, by the names of their classes, whose docstrings say what each means.
@@ -54,14 +54,23 @@ LIFECYCLES = (
         service.TRANSITIONS,
         "What an operator asks to keep running. `Start` and `Replace` begin the next generation, which fences off "
         "everything of the one before; what the replicas amount to moves it between `starting`, `ready` and "
-        "`degraded`.",
+        "`degraded`. One that failed comes back by itself only when a node that was given up says after all how "
+        "its attempt ended, and it was an interruption.",
+    ),
+    Lifecycle(
+        "Job",
+        "workload",
+        workload.Record().state,
+        workload.TRANSITIONS,
+        "A finite command on a node. Its outcome is its newest attempt's. `Expire` is its deadline; only an operator "
+        "says `Retry`, since a command may have done half of its work.",
     ),
     Lifecycle(
         "Attempt",
         "attempt",
         attempt.Record().state,
         attempt.TRANSITIONS,
-        "One try at running a replica on a node. The intent to start is durable before anything starts, and "
+        "One try at running a replica or a job on a node. The intent to start is durable before anything starts, and "
         "whoever loses track of an attempt after that can only call its outcome `unknown`. Its reservation comes "
         "back with `CleanUp`, the proof that nothing of it is left.",
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.executor import has_delegated_group
 from support.installation import Installation, llama_images
 from support.model import smollm2
 from support.source import Source
@@ -20,11 +21,14 @@ settings.load_profile("here")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need root are skipped without it; everything else runs."""
+    """Tests that need root, or control groups of their own, are skipped without; everything else runs."""
     if os.geteuid() != 0:
+        delegated = has_delegated_group()
         for item in items:
             if item.get_closest_marker("root"):
                 item.add_marker(pytest.mark.skip(reason="needs root"))
+            elif item.get_closest_marker("sandboxes") and not delegated:
+                item.add_marker(pytest.mark.skip(reason="needs root, or a delegated control group"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -30,7 +30,7 @@ from pydantic_settings import (
 )
 
 from ficc.content.store import RESERVE_BYTES
-from ficc.domain import admission, lease, plan
+from ficc.domain import admission, lease, limits, plan, restart, usage
 from ficc.domain.canonical import INTEGER_MAX
 from ficc.protocol import strict_json
 
@@ -52,6 +52,7 @@ _PASSWORD = re.compile(r"(//[^:/]*):.*@")  # it may hold any character that its 
 
 Bytes = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+RestartSeconds = Annotated[int, Field(ge=1, le=restart.SECONDS_LIMIT)]
 
 
 class Section(BaseModel):
@@ -127,8 +128,11 @@ class Acquisition(Section):
     """PEM file of further certificate authorities that sources may be signed by."""
     stall_seconds: Seconds = 30.0
     """A source that sends nothing for so long is left, and asked again."""
+    bytes_per_second_min: Annotated[int, Field(ge=0, le=1 << 30)] = 1024
+    """A source that sends less, over `stall_seconds` of waiting for it, has stalled as well; 0: no least rate."""
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 8
-    """Tries without any progress before a file fails; every durable byte begins the count anew."""
+    """Tries without progress before a file fails; one that brings bytes, at no less than the least rate, begins
+    the count anew."""
     range_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 1 << 30
     """How much of a file one request asks for."""
     files_max: Annotated[int, Field(ge=1, le=64)] = 4
@@ -166,6 +170,44 @@ class Gateway(Section):
     """How deep an inference body nests."""
 
 
+Limit = Annotated[int, Field(ge=0, le=limits.LIMIT_MAX)]
+
+
+class Limits(Section):
+    token_requests_per_minute: Limit = 0
+    """Inference requests that one token, or one session, may send in a minute, at each controller, unless the
+    token has its own limits; 0: no limit. All of these."""
+    token_tokens_per_minute: Limit = 0
+    """Tokens, of prompts and answers together, that its requests may take in a minute."""
+    token_concurrency: Limit = 0
+    """Requests that it may have open at once, those that wait included."""
+    project_requests_per_minute: Limit = 0
+    """The same of all credentials of one project together."""
+    project_tokens_per_minute: Limit = 0
+    """The same of all credentials of one project together."""
+    project_concurrency: Limit = 0
+    """The same of all credentials of one project together."""
+
+    @property
+    def of_token(self) -> limits.Allowance:
+        return limits.Allowance(
+            self.token_requests_per_minute, self.token_tokens_per_minute, self.token_concurrency
+        )
+
+    @property
+    def of_project(self) -> limits.Allowance:
+        return limits.Allowance(
+            self.project_requests_per_minute, self.project_tokens_per_minute, self.project_concurrency
+        )
+
+
+class Metering(Section):
+    retention_days: Annotated[int, Field(ge=0, le=36_500)] = 400
+    """How long usage records are kept; 0: for ever."""
+    held_records_max: Annotated[int, Field(ge=1, le=10_000_000)] = usage.HELD_RECORDS_MAX
+    """Usage records that are held in memory while the database is away; one more is lost, and counted."""
+
+
 class Leases(Section):
     ttl_seconds: Annotated[int, Field(ge=lease.TTL_SECONDS_MIN, le=lease.TTL_SECONDS_MAX)] = (
         lease.TTL_SECONDS_DEFAULT
@@ -181,6 +223,24 @@ class Lifecycle(Section):
     """From the engine's start until it answers."""
     stop_grace_seconds: Annotated[float, Field(ge=0, le=60)] = 5.0
     """Between SIGTERM and the end of the whole sandbox."""
+    liveness_seconds: Seconds = 60.0
+    """An engine that was ready and gives no sign of life for so long has failed. It is asked several times
+    within, beside its slots, and only while nothing of an answer comes from it."""
+    restart_delay_seconds: RestartSeconds = restart.DELAY_SECONDS
+    """Between a replica's first failure and the next attempt at it."""
+    restart_factor: Annotated[int, Field(ge=1, le=restart.FACTOR_LIMIT)] = restart.FACTOR
+    """How many times as long each further pause is."""
+    restart_delay_seconds_max: RestartSeconds = restart.DELAY_SECONDS_MAX
+    """The longest pause."""
+    restart_failures_max: Annotated[int, Field(ge=1, le=restart.FAILURES_LIMIT)] = restart.FAILURES_MAX
+    """At so many failures in a row a replica is given up, and a service whose replicas are all given up has
+    failed. Ends that say nothing about the engine, as when its machine goes down, are no failures: the first is
+    made good at once, more in a row after the same pauses, however many."""
+    restart_stable_seconds: RestartSeconds = restart.STABLE_SECONDS
+    """A replica that was ready for so long begins both counts anew."""
+    acknowledge_unknown_on_boot: bool = False
+    """Acknowledge beforehand what a reboot of a machine leaves unknown: services that it interrupted are started
+    again by themselves, and nothing is replayed. Each use is recorded in the audit."""
 
 
 class Executor(Section):
@@ -223,6 +283,8 @@ class Settings(BaseSettings):
     acquisition: Acquisition = Acquisition()
     hub: Hub = Hub()
     gateway: Gateway = Gateway()
+    limits: Limits = Limits()
+    metering: Metering = Metering()
     leases: Leases = Leases()
     lifecycle: Lifecycle = Lifecycle()
     executor: Executor = Executor()

@@ -1,4 +1,5 @@
-"""Engine adapters as anyone could ship them: `Scripted` for the engine beside this file, and two that no release takes.
+"""Engine adapters as anyone could ship them: `Scripted` for the engine beside this file, one whose engine is asked
+whether it lives, and two that no release takes.
 
 Installed as a distribution of its own (see `scripted.py`); nothing here is imported by the product otherwise.
 """
@@ -6,13 +7,19 @@ Installed as a distribution of its own (see `scripted.py`); nothing here is impo
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from ficc.domain.plan import Endpoint
 from ficc.inference.contract import Job, Probe
 
 SOCKET = "/run/ficc/engine.sock"
-ROUTES = {"chat": ("POST", "/v1/chat/completions"), "embeddings": ("POST", "/v1/embeddings")}
+ROUTES = {
+    "chat": ("POST", "/v1/chat/completions"),
+    "completions": ("POST", "/v1/completions"),
+    "embeddings": ("POST", "/v1/embeddings"),
+    "rerank": ("POST", "/v1/rerank"),
+}
 
 
 class Scripted:
@@ -49,6 +56,15 @@ class Scripted:
             readiness=Probe(ROUTES[capabilities[0]][1], body),
             model_revision=model_record.revision,
         )
+
+
+class Watched(Scripted):
+    """With a route by which the executor asks whether the engine's process answers."""
+
+    def job(self, *arguments: Any, **named: Any) -> Job:
+        job = super().job(*arguments, **named)
+        routes = (*job.endpoint.routes, ("GET", "/alive"))
+        return replace(job, endpoint=replace(job.endpoint, routes=routes))
 
 
 class OfAnotherVersion(Scripted):

@@ -16,6 +16,8 @@ import time
 
 STREAM = "text/event-stream"
 memory = {}
+turn = threading.Lock()
+alive = []  # of each request, whether it only asked for a sign of life
 
 
 def head(connection, kind, length=None):
@@ -57,6 +59,25 @@ class Actions:
             choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
             answer(connection, {"object": "chat.completion", "model": request["model"], "choices": choices})
 
+    def alive(self, connection, request, seen):
+        """The answer to a GET."""
+        answer(connection, {})
+
+    def wedge(self, connection, request, seen):
+        """From now on every request but the question whether it lives waits for ever."""
+        memory["wedged"] = True
+        self.hang(connection, {}, seen)
+
+    def occupy(self, connection, request, seen):
+        """Work that nothing else is done beside, without a word until it is over."""
+        with turn:
+            time.sleep(request["seconds"])
+        self.speak(connection, request, seen)
+
+    def die(self, connection, request, seen):
+        print(request.get("words", "dying"), flush=True)
+        os._exit(3)
+
     def hang(self, connection, request, seen):
         """Say nothing (or, streaming, one event) until the other side closes."""
         if request.get("stream"):
@@ -73,6 +94,12 @@ class Actions:
         while True:
             event(connection, piece(request, text))
             seen["poured"] = seen.get("poured", 0) + len(text)
+
+    def fork(self, connection, request, seen):
+        """Run a script in a process of its own, and say nothing."""
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-IBc", request["script"]])
+        self.hang(connection, request, seen)
 
     def hoard(self, connection, request, seen):
         """Take memory without end."""
@@ -97,7 +124,8 @@ class Actions:
         with open("/proc/net/dev") as lines:
             interfaces = [line.split(":")[0].strip() for line in lines if ":" in line]
         call = json.loads(os.environ.get("ADAPTER_CALL", "null"))
-        answer(connection, {"seen": memory, "interfaces": interfaces, "call": call})
+        told = {"seen": memory, "interfaces": interfaces, "call": call, "alive": alive.count(True)}
+        answer(connection, {**told, "requests": alive.count(False)})
 
 
 def read_request(connection):
@@ -111,7 +139,7 @@ def read_request(connection):
     (length,) = (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line[:15] == b"Content-Length:")
     while len(body) < length:
         body += connection.recv(65536)
-    request = json.loads(body)
+    request = json.loads(body or b'{"do": "alive"}')
     if request.get("do") == "headers":
         lines = [line.split(b":", 1) for line in head.split(b"\r\n")[1:]]
         request["headers"] = {name.decode().lower(): value.decode().strip() for name, value in lines}
@@ -129,7 +157,14 @@ def serve(connection):
             seen["times"] += 1
             print(f"request {key}", flush=True)
         try:
-            getattr(Actions(), request.get("do", "speak"))(connection, request, seen)
+            action = request.get("do", "speak")
+            alive.append(action == "alive")
+            if memory.get("wedged") and action != "alive":
+                action = "hang"
+            elif action == "speak":
+                with turn:
+                    pass
+            getattr(Actions(), action)(connection, request, seen)
         except OSError:
             pass  # the other side closed
         finally:

@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 ENTRY_POINTS = """\
 [ficc.inference]
 scripted = scripted_adapter:Scripted
+watched = scripted_adapter:Watched
 of_another_version = scripted_adapter:OfAnotherVersion
 without_a_version = scripted_adapter:WithoutAVersion
 """

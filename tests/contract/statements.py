@@ -122,7 +122,7 @@ STATEMENTS = (
     Statement("C-R5", "An executor's snapshot says `endpoint_version: 1`."),
     Statement("C-R6", "An executor that does not say so gets no inference placed on it."),
     Statement("C-R7", "Such an executor takes jobs as before."),
-    Statement("C-R8", "Batch jobs of contributors are submitted through the API.", "contributor batch jobs"),
+    Statement("C-R8", "Batch jobs of contributors are submitted through the API."),
     # Engine adapters.
     Statement("C-D1", "An entry point in `ficc.inference` adds an engine."),
     Statement(
@@ -150,7 +150,7 @@ STATEMENTS = (
     Statement("C-X3", "Four chunks are queued, then the engine is not read until somebody reads."),
     Statement("C-X4", "What an open may ask is bounded by the endpoint contract: body, slots, paths."),
     Statement("C-X5", "Only inputs that were admitted can be named for the upload of a model to an engine."),
-    Statement("C-X6", "The engine's own route for models takes such an input.", "native model-blob upload"),
+    Statement("C-X6", "The engine's own route for models takes such an input."),
     Statement("C-X7", "No host file, header, address or management path can be reached through an endpoint."),
     Statement("C-X8", "A lost peer ends the request; it is not sent again."),
     Statement("C-X9", "Leases are renewed whatever endpoint reads do."),

@@ -314,17 +314,21 @@ def test_a_service_token_has_a_lifetime_and_nothing_else(
 REQUIRED = ("alias", "model_id", "engine", "runtime", "context", "placements")
 OPTIONAL = ("gpu_layers", "tensor_split", "parallelism", "deadline_seconds")
 FIELDS = {*REQUIRED, "executable", "concurrency", *OPTIONAL}
+OURS = {"restart"}
+"""A field beyond the contract's, which whoever knows the contract alone leaves out."""
 
 
 @pytest.mark.contract("C-S11")
 def test_a_specification_has_these_fields_and_no_others(scripted: ScriptedInstallation) -> None:
-    assert set(Specification.model_fields) == FIELDS
+    assert set(Specification.model_fields) == FIELDS | OURS
     spec = scripted.spec("fields")
     answer = scripted.http("POST", "/inference/preview", {**spec, "replicas": 2})
     assert (answer.status, answer.code, answer.param) == (422, "invalid_request", "replicas")
     for name in REQUIRED:
         answer = scripted.http("POST", "/inference/preview", without(spec, name))
         assert (answer.status, answer.code, answer.param) == (422, "invalid_request", name)
+    assert not OURS & set(spec)
+    assert scripted.http("POST", "/inference/preview", spec).status == 200
 
 
 @pytest.mark.contract("C-S11")
@@ -379,7 +383,7 @@ def test_a_service_whose_engine_outgrows_its_limit_fails_and_says_so(
     scripted: ScriptedInstallation, make: Make
 ) -> None:
     """The limit is the sandbox's: the machine and its neighbours have their memory all the time."""
-    service_id = make("hoarder")["id"]
+    service_id = make("hoarder", restart="never")["id"]
     answer = scripted.chat(service_id, do="hoard", key="hoard")
     assert (answer.status, answer.code) == (502, "engine_error")
     failed = scripted.settled(service_id, "failed")

@@ -43,7 +43,7 @@ def kill_engine(attempt_id: str) -> None:
 def test_l1_service_and_routes_follow_and_the_log_of_the_attempt_stays(
     installation: ScriptedInstallation,
 ) -> None:
-    service = installation.service("two", replicas=2)
+    service = installation.service("two", replicas=2, restart="never")
     service_id, attempts = service["id"], [one["attempt_id"] for one in service["replicas"]]
     streams = [Open(installation, service_id, do="hang", stream=True, key=f"stream {n}") for n in range(2)]
     assert [stream.answer().status for stream in streams] == [200, 200]

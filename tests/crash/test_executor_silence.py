@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from contract.scripted import Open, ScriptedInstallation
+from contract.scripted import HERE, Open, ScriptedInstallation
 from ficc.controller.node_hub.local import SILENCE_SECONDS
 from ficc.domain.lease import SECOND, patience_ns
 from support.executor import leftovers
@@ -53,13 +53,19 @@ def clock_offset(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def provider(request: pytest.FixtureRequest) -> str:
+    """Of sandboxes; bubblewrap, unless a test asks for another."""
+    return str(getattr(request, "param", "bubblewrap"))
+
+
+@pytest.fixture
 def installation(
-    tmp_path: Path, clock_offset: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock_offset: Path, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ScriptedInstallation]:
     path = [str(clock_offset.parent / "clock"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     monkeypatch.setenv("TEST_CLOCK_OFFSET", str(clock_offset))
-    settings = {"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS)}
+    settings = {"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS), "FICC_EXECUTOR_PROVIDER": provider}
     made = ScriptedInstallation(tmp_path, settings=settings)
     try:
         made.start()
@@ -89,6 +95,7 @@ def until_disconnected(installation: ScriptedInstallation, seconds: float) -> No
     assert items
 
 
+@pytest.mark.parametrize("provider", ["bubblewrap", "podman"], indirect=True)
 def test_l4_a_stopped_executor_holds_up_nobody_and_settles_when_it_goes_on(
     installation: ScriptedInstallation,
 ) -> None:
@@ -185,3 +192,35 @@ def test_l14_a_wall_clock_that_jumps_back_prolongs_no_lease(
     )
     assert found == "unknown"
     installation.start("executor")
+
+
+def test_l14_a_wall_clock_that_jumps_ends_no_deadline_and_prolongs_none(
+    installation: ScriptedInstallation, clock_offset: Path
+) -> None:
+    """Neither that of an engine that loads, nor that of a drain, nor the pause before another attempt."""
+    slow = installation.directory / "slow.gguf"
+    slow.write_text(f"import time\ntime.sleep(6)\n{(HERE / 'engine.py').read_text()}")
+    model_id = installation.add_model(slow, "slow", ["chat"])["id"]
+    pauses = {"on_failure": {"delay_seconds": 3}}
+    spec = installation.spec("one", model_id=model_id, deadline_seconds=60, restart=pauses)
+    service_id = installation.http("POST", "/inference", spec).ok(202)["id"]
+    installation.until(lambda: replica(installation, service_id)["state"] == "starting", "it loads")
+    clock_offset.write_text("7200")
+    assert installation.settled(service_id, "ready")["replicas"][0]["attempt"] == 1
+
+    installation.chat(service_id, do="die")
+    installation.until(lambda: replica(installation, service_id)["released"], "it waits for its next attempt")
+    clock_offset.write_text("-7200")
+    installation.until(lambda: replica(installation, service_id)["attempt"] == 2, "it is tried again")
+    installation.settled(service_id, "ready")
+
+    stream = Open(installation, service_id, do="hang", stream=True)
+    assert stream.answer().status == 200
+    installation.control(service_id, "drain").ok(202)
+    time.sleep(2)  # the reconciler looks every second
+    clock_offset.write_text("7200")
+    time.sleep(2)
+    draining = installation.record(service_id)
+    assert (draining["state"], draining["replicas"][0]["in_flight"]) == ("draining", 1)
+    stream.close()
+    installation.settled(service_id, "stopped")

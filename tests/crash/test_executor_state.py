@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 
@@ -50,6 +51,26 @@ def test_a_ledger_that_is_garbage_is_said_and_left_as_it_is(executor: ExecutorPr
     for path in executor.state.glob("kept*"):
         path.rename(ledger.with_name(f"ledger.sqlite{path.name.removeprefix('kept')}"))
     executor.start()
+
+
+def test_a_ledger_of_another_machine_is_refused_and_left_as_it_is(executor: ExecutorProcess) -> None:
+    """Copied to or from elsewhere: an executor there would take what may still run here for gone."""
+    executor.kill()
+    ledger, own = executor.state / "ledger.sqlite", executor.executor_id
+
+    def bind(machine: str | None) -> None:
+        with contextlib.closing(sqlite3.connect(ledger)) as db, db:
+            db.execute("UPDATE identity SET machine = ?", (machine,))
+
+    bind("0" * 64)
+    before = ledger.read_bytes()
+    said = start_refused(executor)
+    assert "it was made on another machine" in said
+    assert "move it away, and the executor begins as another node" in said
+    assert ledger.read_bytes() == before
+    bind(None)
+    executor.start()
+    assert executor.executor_id == own
 
 
 def test_without_its_ledger_it_is_another_and_its_old_control_groups_go(executor: ExecutorProcess) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from ficc.domain import acquisition, attempt, lease, service, upload
+from ficc.domain import acquisition, attempt, lease, service, upload, workload
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "lifecycle_diagrams.py"
 
@@ -29,7 +29,7 @@ def test_the_committed_page_is_what_the_script_renders(script: ModuleType) -> No
 
 def test_every_lifecycle_is_drawn_with_every_state(script: ModuleType) -> None:
     page = script.render()
-    modules = (acquisition, attempt, lease, service, upload)
+    modules = (acquisition, attempt, lease, service, upload, workload)
     assert {lifecycle.module for lifecycle in script.LIFECYCLES} == {
         m.__name__.split(".")[-1] for m in modules
     }

@@ -242,6 +242,26 @@ def test_a8_progress_begins_the_count_of_attempts_anew(registry: Registry) -> No
     assert registry.blob(body).read_bytes() == body
 
 
+def test_a8_a_source_that_sends_a_byte_now_and_then_has_stalled(registry: Registry) -> None:
+    """Though each attempt makes some of them durable."""
+    body = body_of(100_000)
+    model = registry.register(body)
+    registry.source.always(registry.path(model), sources.trickle(1, STALL_SECONDS / 10))
+    registry.acquire(model)
+    failed = registry.becomes(model, "failed", "ready")
+    assert (failed["state"], failed["error"]["code"]) == ("failed", "stalled")
+    assert "acquisition.bytes_per_second_min" in failed["error"]["message"]
+    assert 0 < failed["bytes_durable"] < 1000
+    ranges = asked(registry, model)
+    assert len(ranges) == ATTEMPTS_MAX
+    assert ranges[-1] != ranges[0], "each goes on from the durable offset"
+
+    registry.source.always(registry.path(model), None)
+    registry.acquire(model)
+    assert registry.becomes(model, "ready", "failed")["state"] == "ready"
+    assert registry.blob(body).read_bytes() == body
+
+
 def test_a11_wrong_bytes_are_fetched_once_more(registry: Registry) -> None:
     body = body_of(100_000)
     model = registry.register(body)

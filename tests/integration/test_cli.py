@@ -110,6 +110,10 @@ def test_the_way_of_a_newcomer(ficc: Shell, model_file: Path, tmp_path: Path) ->
     assert any(entry["service_id"] == service["id"] for entry in listed)
 
     assert "slot" in ficc("service", "logs", "cli").stdout
+    first = ficc("service", "logs", "cli", "--attempt", "1")
+    assert "slot" in first.stdout
+    assert first.stderr.startswith("Attempt 1 of generation 1")
+    assert "not_found" in ficc("service", "logs", "cli", "--attempt", "2", status=1).stderr
     too_large = ficc(
         "service", "preview", "big", *options[:4], "--memory-bytes", str(1 << 50), *runtime, status=1
     )

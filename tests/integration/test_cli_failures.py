@@ -160,7 +160,7 @@ def test_a_capability_is_checked_before_anything_is_read(ficc: Shell, tmp_path: 
     file = tmp_path / "model.gguf"
     file.write_bytes(bytes(1 << 20))
     said = ficc.fails("model", "add", str(file), "--capability", "vision", status=2)
-    assert "'vision' is not one of 'chat', 'embeddings'" in said
+    assert "'vision' is not one of 'chat', 'completions', 'embeddings', 'rerank'" in said
 
 
 @pytest.mark.parametrize("words", [("x", ""), ("x", "hi", "--max-tokens", "0")])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +21,8 @@ from ficc.domain.upload import Record, State
 from support import rows
 from support.contents import DATA, Controllers, bring, owner_of, write
 from support.rows import sha256
+
+PATIENCE_SECONDS = 30.0
 
 # Several sharing.
 
@@ -99,6 +103,30 @@ async def test_a_claim_lasts_as_long_as_its_holder(
         await contents.write(claim, 0, DATA)
         await contents.commit(claim, len(DATA))
     assert (await other.verify(key)).state is State.VERIFIED
+
+
+async def test_a18_a_slow_disk_keeps_nobody_waiting_who_needs_a_thread_for_a_moment(
+    sharing: Controllers, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More writes at once than there are threads for everything else (Python's ThreadPoolExecutor)."""
+    disk, count = threading.Event(), min(32, (os.cpu_count() or 1) + 4) + 1
+    contents = sharing.contents()
+
+    def sync(key: Key) -> None:
+        assert disk.wait(PATIENCE_SECONDS), "something else went on meanwhile"
+
+    monkeypatch.setattr(contents.store, "sync", sync)
+    data = [b"%d" % number for number in range(count)]
+    await sharing.model(project, *data)
+    writing = [asyncio.create_task(write(contents, Key(project, sha256(one)), one)) for one in data]
+    try:
+        most = min(count, contents_module.DISK_THREADS)
+        while sum(contents.store.length(Key(project, sha256(one))) > 0 for one in data) < most:
+            await asyncio.sleep(0.01)
+        assert not await asyncio.to_thread(disk.is_set), "the disk still has them all"
+    finally:
+        disk.set()
+        await asyncio.gather(*writing)
 
 
 async def test_two_streams_are_active_in_the_whole_installation(sharing: Controllers, project: str) -> None:

@@ -159,6 +159,7 @@ async def fill(db: Database) -> None:
 
 
 async def test_a_failing_migration_leaves_the_old_schema_and_every_row(db: Database, tmp_path: Path) -> None:
+    """L16, where the upgrade fails: on both databases, with a service in every state."""
     await fill(db)
     before = rows.schema_of(db.url), rows.everything(db.url)
     with pytest.raises(Exception, match="nowhere"):
@@ -181,6 +182,7 @@ async def test_a_database_of_a_later_release_is_left_alone(db: Database, tmp_pat
 async def test_a_migration_keeps_services_while_it_makes_a_table_anew_that_they_refer_to(
     db: Database, tmp_path: Path
 ) -> None:
+    """L16, where the upgrade works: on both databases, with a service in every state."""
     await fill(db)
     before = rows.everything(db.url)
     db.migrate(with_a_further_revision(tmp_path, REBUILDING))

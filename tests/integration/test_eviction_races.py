@@ -21,7 +21,7 @@ from ficc.controller.operations.contents import Contents
 from ficc.controller.operations.context import Page, new_id
 from ficc.controller.operations.orphans import Orphans
 from ficc.controller.reconcilers.sweeper import Sweeper
-from ficc.controller.store import eviction, models, schema, services
+from ficc.controller.store import attempts, eviction, models, schema
 from ficc.controller.store.database import Database, Transaction
 from ficc.domain import attempt
 from ficc.domain.errors import Refused
@@ -166,10 +166,10 @@ def _count_of_attempts(connection: Any) -> int:
 # Attempts without a service hold what their plans name.
 
 
-def read_by(tx: Transaction, project_id: str, *digests: str) -> services.Attempt:
+def read_by(tx: Transaction, project_id: str, *digests: str) -> attempts.Attempt:
     workload_id, attempt_id = new_id(), new_id()
     inputs = [{"id": str(n), "sha256": d, "bytes": 1, "name": str(n)} for n, d in enumerate(digests)]
-    services.add_workload(
+    attempts.add_workload(
         tx,
         id=workload_id,
         project_id=project_id,
@@ -182,15 +182,15 @@ def read_by(tx: Transaction, project_id: str, *digests: str) -> services.Attempt
         readiness=None,
         created_at=time.time(),
     )
-    services.add_attempt(tx, attempt_id=attempt_id, workload_id=workload_id, now=time.time())
-    found = services.attempt_by_id(tx.connection, attempt_id)
+    attempts.add(tx, attempt_id=attempt_id, workload_id=workload_id, now=time.time())
+    found = attempts.get(tx.connection, attempt_id)
     assert found is not None
     return found
 
 
-async def release(sharing: Controllers, one: services.Attempt, now: float) -> None:
-    released = services.changed_to(one, attempt.Record(attempt.State.RELEASED), now)
-    assert await sharing.db.write(lambda tx: services.put_attempt(tx, one, released))
+async def release(sharing: Controllers, one: attempts.Attempt, now: float) -> None:
+    released = attempts.changed_to(one, attempt.Record(attempt.State.RELEASED), now)
+    assert await sharing.db.write(lambda tx: attempts.put(tx, one, released))
 
 
 async def test_an_attempt_holds_what_it_reads_until_it_is_released(

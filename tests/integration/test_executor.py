@@ -23,6 +23,7 @@ from ficc.client.executor import Control, fence_document
 from ficc.domain.errors import Refused
 from ficc.domain.plan import COUNTED, Endpoint, Fence, Plan
 from ficc.executor import logs
+from ficc.executor.attempts import QUARANTINE_SECONDS
 from ficc.protocol import executor_wire as wire
 from ficc.protocol.executor_wire import Kind
 from ficc.settings import CONTROLLER_UID
@@ -198,6 +199,32 @@ async def test_calls_that_are_no_object(executor: ExecutorProcess, text: str) ->
 # Admission.
 
 
+async def test_a_refusal_stands(session: Session) -> None:
+    """Whoever lost it and asks again has the same answer, though the reason has gone, and nothing ever runs."""
+    capacity = (await session.control.call("snapshot"))["snapshot"]["capacity"]
+    large = replace(LIMITS, memory_bytes=capacity["memory_bytes"])
+    holder = await session.admit(session.plan(SLEEP))
+    plan = session.plan(SLEEP, limits=large)
+    fence = Fence(new_id(), 1, plan.digest)
+    with pytest.raises(Refused, match="does_not_fit") as first:
+        await session.admit(plan, fence)
+    await session.stop(holder, 0)
+    await session.until(holder, "released")
+    with pytest.raises(Refused) as again:
+        await session.admit(plan, fence)
+    assert (again.value.code, again.value.message, again.value.param) == (
+        *(first.value.code, first.value.message),
+        first.value.param,
+    )
+    with pytest.raises(Refused, match="fenced: The attempt was refused under another"):
+        await session.admit(plan, replace(fence, generation=2))
+    answer = await session.control.call("status", attempt_id=fence.attempt_id)
+    assert answer["attempt"] is None
+    admitted = await session.admit(plan)  # another attempt is judged anew
+    await session.stop(admitted, 0)
+    await session.until(admitted, "released")
+
+
 async def test_admission_is_idempotent(session: Session) -> None:
     plan = session.plan(SLEEP)
     fence = Fence(new_id(), 3, plan.digest)
@@ -222,7 +249,8 @@ async def test_admission_is_idempotent(session: Session) -> None:
         ({"runtime": {"provider": "podman"}}, "runtime_changed"),
         ({"runtime": {"isolation": "virtual-machine"}}, "runtime_changed"),
         ({"runtime": {"network": "host"}}, "runtime_changed"),
-        ({"outputs": ["result"]}, "invalid_request"),
+        ({"outputs": ["../result"]}, "invalid_request"),
+        ({"outputs": ["result", "result"]}, "invalid_request"),
         ({"limits": {"storage_bytes": 0}}, "invalid_request"),
         ({"limits": {"storage_inodes": 0}}, "invalid_request"),
         ({"limits": {"cpu_millis": 9}}, "invalid_request"),
@@ -256,12 +284,6 @@ async def test_a_digest_of_another_plan(session: Session) -> None:
     fence = Fence(new_id(), 1, session.plan("pass").digest)
     with pytest.raises(Refused, match="fenced"):
         await session.admit(session.plan(SLEEP), fence)
-
-
-async def test_an_endpoint_that_the_provider_cannot_reach(session: Session) -> None:
-    plan = session.plan(SLEEP, endpoint=Endpoint("tcp", 8000, (("POST", ROUTE),), 1000, 1))
-    with pytest.raises(Refused, match="bubblewrap reaches an endpoint by unix, not by tcp"):
-        await session.admit(plan)
 
 
 @pytest.mark.parametrize("attempt_id", ["", "x", "../x", "01HV0000000000000000000000", "8" + 25 * "0"])
@@ -488,6 +510,42 @@ async def test_release_waits_for_proof(session: Session) -> None:
     assert [attempt["attempt_id"] for attempt in held] == [fence.attempt_id]
     (group / "keeper").rmdir()
     await session.until(fence, "released")
+
+
+async def test_what_cannot_be_removed_is_said_with_what_to_do(
+    session: Session, executor: ExecutorProcess
+) -> None:
+    """Quarantined: in the attempt's report, in the snapshot and in the log, until it is gone."""
+    fence = await session.run(session.plan(SLEEP))
+    await session.until(fence, "running")
+    group = next(Path("/sys/fs/cgroup").rglob(fence.attempt_id))
+    (group / "keeper").mkdir()
+    try:
+        await session.stop(fence, 0)
+        async with asyncio.timeout(PATIENCE_SECONDS + QUARANTINE_SECONDS):
+            while (status := await session.status(fence))["quarantine"] is None:
+                await asyncio.sleep(0.1)
+        assert (status["state"], status["outcome"], status["reason"]["code"]) == (
+            *("finished", "cancelled"),
+            "stopped",
+        )
+        assert status["quarantine"]["code"] == "quarantined"
+        message = status["quarantine"]["message"]
+        assert str(group) in message
+        assert "have to be moved away" in message
+        told = [event["attempt"] for event in session.events if "attempt" in event]
+        assert told[-1] == status
+        snapshot = (await session.control.call("snapshot"))["snapshot"]
+        assert snapshot["quarantined"] == {fence.attempt_id: message}
+        assert fence.attempt_id in executor.log
+        limits = replace(LIMITS, memory_bytes=snapshot["capacity"]["memory_bytes"])
+        with pytest.raises(Refused, match="does_not_fit"):  # its reservation is held
+            await session.admit(session.plan(SLEEP, limits=limits))
+    finally:
+        (group / "keeper").rmdir()
+    status = await session.until(fence, "released")
+    assert status["quarantine"] is None
+    assert (await session.control.call("snapshot"))["snapshot"]["quarantined"] == {}
 
 
 # Reasons and logs.

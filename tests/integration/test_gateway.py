@@ -359,21 +359,109 @@ def test_g26_a_thousand_aborts_leave_nothing_in_flight(
 ) -> None:
     chance = random.Random(1)
     path = f"/api/v1/inference/{service_id}/v1/chat/completions"
+    asked = set()
     for number in range(ABORTS):
         do, stream = chance.choice(["speak", "hang", "pour"]), chance.random() < 0.7
         body = json.dumps({"do": do if stream or do != "pour" else "hang", "stream": stream}).encode()
         request = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {installation.token}\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"X-Request-Id: g26-{number}\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode() + body
+        cut = chance.randrange(1, len(request)) if number % 5 == 0 else len(request)
+        if cut >= len(request) - len(body):
+            asked.add(f"g26-{number}")  # its head was whole, so somebody asked
         with socket.create_connection(("127.0.0.1", installation.port), timeout=PATIENCE_SECONDS) as sock:
-            sock.sendall(request[: chance.randrange(1, len(request))] if number % 5 == 0 else request)
+            sock.sendall(request[:cut])
             if chance.random() < 0.4:
                 sock.settimeout(chance.random() * 0.01)
                 with suppress(TimeoutError):
                     sock.recv(chance.randrange(1, 4096))
     until_idle(installation, service_id)
     assert installation.chat(service_id).status == 200
+    found: list[str] = []
+
+    def recorded() -> bool:
+        found[:] = [one["request_id"] for one in every_record(installation, service_id)]
+        return len([one for one in found if one.startswith("g26-")]) >= len(asked)
+
+    installation.until(recorded, "every request is recorded", seconds=PATIENCE_SECONDS)
+    assert sorted(one for one in found if one.startswith("g26-")) == sorted(asked)
+
+
+def every_record(installation: ScriptedInstallation, service_id: str) -> Iterator[dict[str, Any]]:
+    """Of a service's requests, newest first."""
+    query: dict[str, str] = {"limit": "200"}
+    while True:
+        page = installation.http("GET", f"/inference/{service_id}/usage", **query).ok()
+        yield from page["items"]
+        if page["next"] is None:
+            return
+        query["after"] = page["next"]
+
+
+def test_the_record_of_an_answer_names_what_its_headers_name(
+    installation: ScriptedInstallation, service_id: str
+) -> None:
+    usage = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
+    document = json.dumps({"choices": [], "usage": usage})
+    answer = raw(installation, service_id, f"{HEAD}Content-Length: {len(document)}\r\n\r\n", 0.2, document)
+    replica = installation.record(service_id)["replicas"][0]
+    request_id = answer.headers["x-request-id"]
+
+    def of_it() -> list[dict[str, Any]]:
+        return [one for one in every_record(installation, service_id) if one["request_id"] == request_id]
+
+    installation.until(of_it, "it is recorded", seconds=PATIENCE_SECONDS)
+    (record,) = of_it()
+    assert (record["prompt_tokens"], record["completion_tokens"], record["tokens"]) == (11, 5, "counted")
+    assert (record["outcome"], record["status"], record["alias"]) == ("completed", 200, "one")
+    assert record["total_ms"] >= record["first_byte_ms"] >= 200
+    for name in ("generation", "model_revision", "plan_digest"):
+        assert answer.headers["x-ficc-" + name.replace("_", "-")] == str(record[name]) == str(replica[name])
+    assert record["attempt_id"] == replica["attempt_id"]
+
+
+def test_a_token_with_limits_is_told_when_to_come_back(
+    installation: ScriptedInstallation, service_id: str
+) -> None:
+    wanted = {
+        "label": "limited",
+        "scopes": ["inference:invoke"],
+        "limits": {"requests_per_minute": 2, "tokens_per_minute": 1000},
+    }
+    made = installation.http("POST", "/tokens", wanted).ok(201)
+    limited = Http(installation.origin, made["token"])
+    path = f"/inference/{service_id}/v1/chat/completions"
+    document = json.dumps({"usage": {"prompt_tokens": 400, "completion_tokens": 5}})
+    body = {"do": "raw", "pieces": [f"{HEAD}Content-Length: {len(document)}\r\n\r\n", document]}
+    refused = limited("POST", path, {"stream": "a refused request costs nothing"})
+    assert refused.code == "invalid_body"
+    answers = [limited("POST", path, body) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+    assert answers[0].headers["x-ratelimit-remaining-tokens"] == "1000"
+    assert 590 <= int(answers[1].headers["x-ratelimit-remaining-tokens"]) <= 700
+    assert answers[2].code == "rate_limited"
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 30
+    (shown,) = [t for t in installation.http("GET", "/tokens").ok()["items"] if t["id"] == made["id"]]
+    assert shown["limits"] == wanted["limits"]
+
+    def mine() -> list[str]:
+        found = every_record(installation, service_id)
+        return [one["code"] for one in found if one["credential_id"] == made["id"]]
+
+    installation.until(lambda: len(mine()) >= 4, "all is recorded", seconds=PATIENCE_SECONDS)
+    assert mine() == ["rate_limited", None, None, "invalid_body"]
+
+
+def test_provenance_is_named_by_streams_and_by_errors_too(
+    installation: ScriptedInstallation, service_id: str
+) -> None:
+    digest = installation.record(service_id)["replicas"][0]["plan_digest"]
+    stream = raw(installation, service_id, EVENTS, EVENT, DONE, stream=True)
+    error = raw(installation, service_id, HEAD + "Content-Length: 9\r\n\r\n", "not json!")
+    assert (stream.status, error.status) == (200, 502)
+    assert stream.headers["x-ficc-plan-digest"] == error.headers["x-ficc-plan-digest"] == digest
 
 
 def test_a_place_in_the_queue_is_kept_when_the_service_drains(installation: ScriptedInstallation) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ficc.controller.operations.hub import STEP_BYTES
+from ficc.controller.sources.hub import PAGES_MAX
 from support import source as sources
 from support.gguf_files import encode, tiny_bert, tiny_llama, write_shards
 from support.http import caller_with
@@ -171,6 +172,16 @@ def test_a_long_list_of_files_is_read_page_by_page(hub: StandInHub, preview: Pre
     assert [one["manifest"]["name"] for one in preview("owner/paged").ok()["manifests"]] == ["z"]
 
 
+def test_a_list_of_files_has_so_many_pages_at_most(hub: StandInHub, preview: Preview) -> None:
+    files = {"a.gguf": tiny()} | {f"notes/{number}.txt": b"x" for number in range(PAGES_MAX - 2)}
+    hub.add("owner/full", files, page=1)  # and one page is a directory's
+    assert [one["manifest"]["name"] for one in preview("owner/full").ok()["manifests"]] == ["a"]
+    hub.add("owner/overfull", {**files, "z.gguf": tiny()}, page=1)
+    refused = preview("owner/overfull")
+    assert refused.code == "source_unavailable"
+    assert f"more than {PAGES_MAX} pages" in refused.json["error"]["message"]
+
+
 def test_a_renamed_repository_is_called_by_its_new_name(hub: StandInHub, preview: Preview) -> None:
     hub.add("owner/old", {"m.gguf": tiny()}, renamed_to="owner/new")
     answer = preview("owner/old").ok()
@@ -216,11 +227,15 @@ def test_each_refusal_of_the_hub_is_told_apart(
         assert answer.headers["retry-after"] == "17"
 
 
-def test_a_file_without_a_digest_is_refused_by_name(hub: StandInHub, preview: Preview) -> None:
-    hub.add("owner/nodigest", {"plain.gguf": tiny()}, without_digest=("plain.gguf",))
+def test_a_file_without_a_digest_is_refused_by_name_and_before_any_header_is_read(
+    hub: StandInHub, source: Source, preview: Preview
+) -> None:
+    hub.add("owner/nodigest", {"a.gguf": tiny(), "plain.gguf": tiny()}, without_digest=("plain.gguf",))
+    before = len(source.requests)
     answer = preview("owner/nodigest")
     assert (answer.status, answer.code) == (422, "content_hash_missing")
     assert "plain.gguf" in answer.json["error"]["message"]
+    assert not [request.path for request in source.requests[before:] if "/resolve/" in request.path]
 
 
 def test_a_header_that_lies_is_refused(hub: StandInHub, preview: Preview) -> None:
@@ -293,3 +308,32 @@ def test_it_takes_models_manage(registry: Registry) -> None:
     answer = reader("POST", "/models/hub-preview", {"repository": "a/b", "revision": "main"})
     assert (answer.status, answer.code) == (403, "denied")
     assert reader("GET", "/hub/search", q="x").status == 403
+
+
+# What the settings name.
+
+
+@pytest.mark.parametrize(
+    ("setting", "content", "why"),
+    [
+        pytest.param("acquisition.ca_file", None, "No such file", id="no_authorities"),
+        pytest.param("acquisition.ca_file", b"nothing", "NO_CERTIFICATE", id="no_certificate"),
+        pytest.param("hub.token_file", None, "No such file", id="no_token"),
+        pytest.param("hub.token_file", b"\xff\xfe", "decode", id="no_text"),
+    ],
+)
+def test_a_file_that_cannot_be_used_ends_the_start_and_is_named(
+    tmp_path: Path, source: Source, setting: str, content: bytes | None, why: str
+) -> None:
+    file = source.ca_file.parent / os.urandom(8).hex()  # where the controller's own account may look
+    if content is not None:
+        file.write_bytes(content)
+        file.chmod(0o644)
+    named = {f"FICC_{setting.replace('.', '_').upper()}": str(file)}
+    controller = Registry(tmp_path / "ficc", source, **named)
+    with pytest.raises(AssertionError) as ended:
+        controller.start("controller")
+    said = controller.logs["controller"].read_text()
+    assert f"controller: {setting} {file} cannot be used: " in said, ended
+    assert why in said
+    assert "Traceback" not in said

@@ -246,3 +246,22 @@ def test_the_replica_names_what_answers(service: Service) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", replica["plan_digest"])
     assert replica["generation"] == record["generation"] == 1
     assert model["references"] == [record["id"]]
+
+
+def test_what_it_was_measured_to_take_is_in_later_previews(service: Service) -> None:
+    spec = service.record()["spec"]
+    until = time.monotonic() + 30
+    measured: int | None = None
+    while measured is None and time.monotonic() < until:
+        measured = preview(service, spec)["measured_peak_bytes"]
+        time.sleep(0.25)
+    assert measured is not None
+    resident = service.engine().memory_info().rss
+    assert resident * 0.98 <= measured <= preview(service, spec)["total_bytes"]
+    assert preview(service, {**spec, "context": spec["context"] // 2})["measured_peak_bytes"] is None
+
+
+def preview(service: Service, spec: dict[str, Any]) -> dict[str, Any]:
+    found = service.installation.call("POST", "/inference/preview", spec)
+    estimate: dict[str, Any] = found["replicas"][0]["estimate"]
+    return estimate

@@ -258,7 +258,9 @@ def test_l10_an_engine_that_cannot_load_its_model(
     broken.write_bytes(model_file.read_bytes()[: 4 << 20])
     model = installation.add_model(broken, "broken")
     assert model["state"] == "ready"
-    made = installation.call("POST", "/inference", installation.specification("broken", model["id"]))
+    policy = {"on_failure": {"delay_seconds": 1, "factor": 1, "failures_max": 2}}
+    spec = installation.specification("broken", model["id"], restart=policy)
+    made = installation.call("POST", "/inference", spec)
     failed = installation.settled(made["id"], "failed", "ready")
     assert failed["state"] == "failed"
     assert failed["desired"] == "running"
@@ -271,7 +273,7 @@ def test_l10_an_engine_that_cannot_load_its_model(
     log = installation.call("GET", f"/inference/{made['id']}/logs")
     assert "tensor" in log["text"]
     time.sleep(2)  # no storm of attempts
-    assert installation.call("GET", f"/inference/{made['id']}")["replicas"][0]["attempt"] == 1
+    assert installation.call("GET", f"/inference/{made['id']}")["replicas"][0]["attempt"] == 2
     remove(installation, made)
 
 

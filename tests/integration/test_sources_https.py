@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import socket
 import ssl
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import wraps
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 
 from ficc.controller.sources.addresses import Walls
-from ficc.controller.sources.https import ERROR_BYTES_MAX, HEAD_BYTES_MAX, REDIRECTS_MAX, Https, Response
+from ficc.controller.sources.https import (
+    ERROR_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    REDIRECTS_MAX,
+    Https,
+    Resolver,
+    Response,
+)
 from ficc.domain.errors import Refused
 from ficc.domain.fetching import Answer, Body, Restart, Retry, Wanted, check_answer
 from support import source as scripted
@@ -36,29 +40,6 @@ PATIENCE_SECONDS = 30.0
 NAMES = {"source.test": "127.0.0.1", "cdn.test": "127.0.0.1", "elsewhere.test": "127.0.0.1"}
 SECRET = "signature-5b1c9d"
 CONTENT = bytes(range(256)) * 12_000  # 3 MB
-
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-CONTROLLERS, PYTHONS = uvloop.run, asyncio.run
-
-
-def on(*loops: Run) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Run a test on these loops. What the client library makes of a connection's end differs with them."""
-
-    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-        @wraps(test)
-        def on_each(run: Run, **arguments: Any) -> None:
-            run(test(**arguments))
-
-        parameter = inspect.Parameter("run", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = [parameter, *inspect.signature(test).parameters.values()]
-        on_each.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("run", loops, ids=[run.__module__ for run in loops])(on_each)
-
-    return decorate
-
-
-on_both_loops = on(CONTROLLERS, PYTHONS)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +75,7 @@ class Names:
 
 @asynccontextmanager
 async def client(
-    source: Source, names: Names | None = None, *, stall_seconds: float = PATIENCE_SECONDS, **walls: object
+    source: Source, names: Resolver | None = None, *, stall_seconds: float = PATIENCE_SECONDS, **walls: object
 ) -> AsyncIterator[Https]:
     members: dict[str, object] = {"allowed_networks": LOOPBACK, "ca_file": source.ca_file, **walls}
     https = Https(Walls(stall_seconds=stall_seconds, **members), resolver=names or Names())  # type: ignore[arg-type]
@@ -131,7 +112,6 @@ async def taken(https: Https, url: str, late_seconds: float = 0) -> tuple[bytes,
 # What comes.
 
 
-@on_both_loops
 async def test_a_file_comes_whole_over_a_connection_that_is_kept(source: Source) -> None:
     async with client(source, names := Names()) as https:
         for _ in range(3):
@@ -139,6 +119,21 @@ async def test_a_file_comes_whole_over_a_connection_that_is_kept(source: Source)
             assert (response.status, response.host, body == CONTENT) == (200, "source.test", True)
             assert response.headers["etag"] == '"v1"'
         assert names.asked == ["source.test"]  # once per connection
+
+
+async def test_a18_what_is_done_for_a_source_does_not_hold_this_loop(source: Source) -> None:
+    here = threading.Event()
+
+    async def names(host: str, port: int) -> Sequence[str]:
+        assert here.wait(PATIENCE_SECONDS), "this loop went on meanwhile"
+        return ["127.0.0.1"]
+
+    async with client(source, names) as https:
+        asking = asyncio.create_task(fetched(https, source.url("/file", "source.test")))
+        await asyncio.sleep(0.01)
+        here.set()
+        _, body = await asking
+    assert body == CONTENT
 
 
 async def test_a_range_is_asked_for_in_its_plain_form(source: Source) -> None:
@@ -241,7 +236,6 @@ async def test_one_byte_too_many_is_seen_when_the_length_is_not_told(source: Sou
     assert body == CONTENT + b"x"
 
 
-@on(CONTROLLERS)  # on Python's loop the library may fail to close a connection that broke while it was kept
 async def test_bytes_past_a_told_length_belong_to_no_answer(source: Source) -> None:
     """Where they come at once, they may cost the answer; they are never taken for a part of it."""
     source.script("/file", scripted.one_more(chunked=False))
@@ -265,7 +259,6 @@ async def test_fields_that_came_twice_are_joined(source: Source) -> None:
 # What breaks.
 
 
-@on_both_loops
 @pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("after", [0, 1, 50_000])
 async def test_a4_what_came_before_the_break_is_handed_out(source: Source, how: str, after: int) -> None:
@@ -280,7 +273,6 @@ async def test_a4_what_came_before_the_break_is_handed_out(source: Source, how: 
         assert len(came) == after
 
 
-@on_both_loops
 @pytest.mark.parametrize("after", [0, 1000])
 async def test_a8_a_silent_body_is_left(source: Source, after: int) -> None:
     source.script("/file", scripted.stall(after))
@@ -293,7 +285,6 @@ async def test_a8_a_silent_body_is_left(source: Source, after: int) -> None:
     assert STALL_SECONDS * 0.9 <= time.monotonic() - began < STALL_SECONDS + 20
 
 
-@on_both_loops
 async def test_a8_a_source_without_even_a_head_is_left(source: Source) -> None:
     source.script("/file", scripted.silent())
     async with client(source, stall_seconds=STALL_SECONDS) as https:
@@ -315,10 +306,20 @@ async def test_a8_a_body_that_trickles_is_not_silent(source: Source) -> None:
     assert body == b"trickling"
 
 
-@on_both_loops
+async def test_a8_a_body_below_the_least_rate_is_left(source: Source) -> None:
+    source.script("/file", scripted.trickle(1, STALL_SECONDS / 5))
+    async with client(source, stall_seconds=STALL_SECONDS, bytes_per_second_min=1024) as https:
+        came, refused = await taken(https, source.url("/file", "source.test"))
+    assert refused is not None
+    assert refused.code == "stalled"
+    assert "acquisition.bytes_per_second_min" in refused.message
+    assert 0 < len(came) < 100
+    assert CONTENT.startswith(came)
+
+
 async def test_a8_somebody_who_takes_long_is_not_taken_for_a_silent_source(source: Source) -> None:
     async with (
-        client(source, stall_seconds=STALL_SECONDS) as https,
+        client(source, stall_seconds=STALL_SECONDS, bytes_per_second_min=int(SIZE / STALL_SECONDS)) as https,
         https.open(source.url("/file", "source.test"), headers={}) as response,
     ):
         count = 0
@@ -329,7 +330,6 @@ async def test_a8_somebody_who_takes_long_is_not_taken_for_a_silent_source(sourc
     assert count == SIZE
 
 
-@on_both_loops
 async def test_leaving_a_body_closes_its_connection(source: Source) -> None:
     source.script("/file", scripted.stall(1000))
     async with client(source, names := Names()) as https:
@@ -344,7 +344,6 @@ async def test_leaving_a_body_closes_its_connection(source: Source) -> None:
     assert len(names.asked) == 2
 
 
-@on_both_loops
 async def test_a_kept_connection_that_the_source_closed_is_made_anew(source: Source) -> None:
     async with client(source) as https:
         for _ in range(3):
@@ -398,7 +397,6 @@ async def test_a_host_that_is_not_found_or_not_there_is_unavailable(source: Sour
 # TLS.
 
 
-@on_both_loops
 async def test_a21_a_certificate_of_an_unknown_authority_is_refused(source: Source) -> None:
     async with client(source, ca_file=None) as https:
         refused = await refusal(https, source.url("/file", "source.test"))
@@ -482,7 +480,6 @@ async def test_a21_a_name_with_an_address_that_is_not_public_is_refused(
     assert source.requests == []
 
 
-@on_both_loops
 async def test_a21_the_address_that_was_checked_is_the_one_dialled(source: Source) -> None:
     """The second lookup would lead elsewhere; there is none."""
     names = Names(["127.0.0.1"], ["10.0.0.1"])
@@ -540,7 +537,6 @@ def headers_of(source: Source, path: str) -> Mapping[str, str]:
     return request.headers
 
 
-@on_both_loops
 async def test_a20_a_redirect_is_followed_with_the_range_and_without_the_credential(source: Source) -> None:
     signed = f"/signed?sig={SECRET}"
     source.serve(signed, CONTENT)
@@ -720,7 +716,6 @@ async def test_a21_a_redirect_to_a_host_that_is_not_listed_is_refused(source: So
 # Side by side.
 
 
-@on_both_loops
 async def test_several_files_come_at_once(source: Source) -> None:
     contents = {f"/many/{n}": os.urandom(8 << 20) for n in range(4)}
     for path, content in contents.items():

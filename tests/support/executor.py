@@ -22,13 +22,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ficc import clock
 from ficc.client.executor import Control, EndpointLink, EndpointStream, fence_document
 from ficc.domain.errors import Refused
 from ficc.domain.lease import Renew
 from ficc.domain.plan import Endpoint, Fence, Input, Limits, Plan, Runtime
+from ficc.executor.cgroups import read_mounts
 from ficc.identifiers import new_id
 from ficc.images.build import Recipe, build_python_image
 from ficc.images.record import ImageRecord
@@ -39,8 +40,8 @@ PYTHON = "/usr/bin/python3"
 ENGINE = Path(__file__).with_name("scripted_engine.py")
 SOCKET = "/run/ficc/engine.sock"
 ROUTE = "/v1/chat/completions"
-PATIENCE_SECONDS = 30.0
-"""How long anything here may take before a test gives up: the machine may be busy with other things."""
+PATIENCE_SECONDS = float(os.environ.get("FICC_TEST_PATIENCE_SECONDS", "30"))
+"""How long anything here may take before a test gives up: the machine may be busy with other things, or emulated."""
 TTL_SECONDS = 60
 LIMITS = Limits(
     cpu_millis=500, memory_bytes=128 << 20, processes=32, storage_bytes=8 << 20, storage_inodes=256
@@ -54,15 +55,21 @@ def image_store() -> ImageStore:
     return ImageStore(CACHE / "store")
 
 
-def python_image() -> ImageRecord:
-    """An image with nothing but Python, built once and kept."""
+def python_image(suite: str | None = None) -> ImageRecord:
+    """An image with nothing but Python, built once and kept: of this machine's suite, or another."""
     return build_python_image(
         image_store(),
-        Recipe(name="tests/python", entrypoint=(PYTHON,), files=()),
+        Recipe(name="tests/python", entrypoint=(PYTHON,), files=(), suite=suite),
         work_dir=CACHE / "work",
         cache_dir=CACHE,
         progress=print,
     )
+
+
+def has_delegated_group() -> bool:
+    """Whether this process is in a group of v2 that its account may divide."""
+    own = read_mounts(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    return own.v2 is not None and not own.v1 and os.access(own.v2 / "cgroup.subtree_control", os.W_OK)
 
 
 def leftovers(name: str) -> list[str]:
@@ -97,14 +104,15 @@ class ExecutorProcess:
 
     directory: Path
     process: subprocess.Popen[bytes] | None = None
+    provider: str = "bubblewrap"
 
     @classmethod
     @contextlib.contextmanager
-    def on_new_directory(cls) -> Iterator[ExecutorProcess]:
+    def on_new_directory(cls, provider: str = "bubblewrap") -> Iterator[ExecutorProcess]:
         """Started; on the way out ended, with proof that nothing is left."""
         directory = Path(tempfile.mkdtemp(prefix="ficc-x-"))
         directory.chmod(0o755)
-        executor = cls(directory)
+        executor = cls(directory, provider=provider)
         try:
             (directory / "executor").mkdir()
             python_image()
@@ -148,7 +156,11 @@ class ExecutorProcess:
                     stdout=log,
                     stderr=log,
                     pass_fds=[stray],
-                    env={**os.environ, "FICC_LOG_FORMAT": "json"},
+                    env={
+                        **os.environ,
+                        "FICC_LOG_FORMAT": "json",
+                        "FICC_EXECUTOR_PROVIDER": self.provider,
+                    },
                 )
         finally:
             os.close(stray)
@@ -275,12 +287,16 @@ class Session:
         )
         return Plan.from_json({**plan.as_json(), **changes}) if changes else plan
 
-    def replica(self, mode: str = "serve", *, concurrency: int = 64, **changes: Any) -> Plan:
-        """Of the scripted engine behind an endpoint."""
+    def replica(
+        self, mode: str = "serve", *, concurrency: int = 64, port: int | None = None, **changes: Any
+    ) -> Plan:
+        """Of the scripted engine behind an endpoint: its unix socket, or a TCP port."""
         script = self.executor.input("engine.py", ENGINE.read_bytes())
         changes.setdefault("limits", REPLICA_LIMITS)
-        endpoint = Endpoint("unix", SOCKET, (("POST", ROUTE),), 1 << 20, concurrency)
-        argv = (PYTHON, "-IB", "/inputs/engine.py", SOCKET, mode)
+        transport: Literal["unix", "tcp"] = "unix" if port is None else "tcp"
+        target = SOCKET if port is None else port
+        endpoint = Endpoint(transport, target, (("POST", ROUTE),), 1 << 20, concurrency)
+        argv = (PYTHON, "-IB", "/inputs/engine.py", str(target), mode)
         return self.plan(argv=argv, inputs=(script,), endpoint=endpoint, **changes)
 
     # Calls.

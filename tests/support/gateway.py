@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
+from ficc.domain.limits import Allowance
 from ficc.domain.plan import Fence
 from ficc.domain.service import State
+from ficc.domain.usage import Record
+from ficc.gateway.limiter import Limiter
 from ficc.gateway.ports import Link, Replica, Route, Stream
 from ficc.gateway.relay import Chunks, Gateway, Limits
 from ficc.protocol.executor_wire import Data, Head
@@ -18,6 +21,7 @@ from ficc.protocol.executor_wire import Data, Head
 JSON = "application/json"
 EVENTS = "text/event-stream"
 ACTOR = Actor("token", "t", "somebody", "p", frozenset({"inference:invoke"}))
+NOW = 1.7e9
 QUIET = "quiet"
 """In a script: nothing comes until the stream is nudged or aborted."""
 Line = Data | Refused | str
@@ -87,12 +91,12 @@ ROUTE = Route(
     project_id="p",
     alias="assistant",
     model_name="smollm2",
-    capabilities=frozenset({"chat", "embeddings"}),
+    capabilities=frozenset({"chat", "completions", "embeddings", "rerank"}),
     state=State.READY,
     generation=1,
     deadline_seconds=60,
     created_at=1.7e9,
-    replicas=(Replica("a", "n", Fence("01arz3ndektsv4rrffq69g5fav", 1, "0" * 64), 1),),
+    replicas=(Replica("a", "n", Fence("01arz3ndektsv4rrffq69g5fav", 1, "0" * 64), 1, "1" * 64),),
 )
 
 
@@ -123,6 +127,13 @@ class OneRoute:
         pass
 
 
+class Records(list[Record]):
+    """A meter that keeps everything."""
+
+    def add(self, record: Record) -> None:
+        self.append(record)
+
+
 class Known:
     """Whoever shows the secret `good` is one actor."""
 
@@ -139,7 +150,11 @@ class Known:
 
 
 def gateway(
-    *answers: ScriptedStream | Refused, limits: Limits | None = None, actor: Actor = ACTOR
+    *answers: ScriptedStream | Refused,
+    limits: Limits | None = None,
+    actor: Actor = ACTOR,
+    records: Records | None = None,
+    project: Allowance | None = None,
 ) -> tuple[Gateway, OneRoute]:
     """A gateway whose engine gives these answers, one for each request."""
     routes = OneRoute(ROUTE, ScriptedLink(list(answers)))
@@ -148,7 +163,10 @@ def gateway(
         routes=routes,
         authority=Known(actor),
         limits=limits or Limits(),
+        meter=Records() if records is None else records,
+        limiter=Limiter(project or Allowance()),
         new_id=lambda: f"r{next(numbers)}",
+        now=lambda: NOW,
     )
     return made, routes
 

@@ -7,14 +7,15 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from ficc.controller.operations.authority import digest
-from ficc.controller.store import access, attempts, models, nodes, services
+from ficc.controller.store import access, attempts, models, nodes, services, workloads
 from ficc.controller.store.database import Transaction
-from ficc.domain import acquisition, service
+from ficc.domain import acquisition, service, workload
 from ficc.domain.access import SCOPES
 from ficc.domain.manifest import File, Manifest
 from ficc.identifiers import new_id
@@ -134,6 +135,49 @@ def attempt(
     found = attempts.get(tx.connection, attempt_id)
     assert found is not None
     return found
+
+
+def job(tx: Transaction, project_id: str, **changes: Any) -> workloads.Workload:
+    """A job with its first attempt planned, on a node named after nobody."""
+    plan = {
+        "plan_version": 1,
+        "node_id": NODE_ID,
+        "runtime": {
+            "provider": "bubblewrap",
+            "package_digest": "a" * 64,
+            "image_digest": "sha256:" + "b" * 64,
+            "isolation": "shared-kernel",
+            "network": "none",
+        },
+        "argv": ["/bin/true"],
+        "environment": {},
+        "limits": NODE_LIMITS,
+        "inputs": [],
+        "outputs": [],
+        "sensitive": False,
+    }
+    row = workloads.Workload(
+        id=new_id(),
+        project_id=project_id,
+        node_id=NODE_ID,
+        plan_digest=sha256(json.dumps(plan).encode()),
+        revision=0,
+        sensitive=False,
+        model_revision=None,
+        service_id=None,
+        generation=1,
+        replica=0,
+        record=workload.Record(),
+        deadline_seconds=60,
+        deadline_at=time.time() + 60,
+        idempotency_key=None,
+        request_digest=sha256(b""),
+        created_at=time.time(),
+    )
+    row = replace(row, **changes)
+    workloads.add_job(tx, row, plan)
+    attempts.add(tx, attempt_id=new_id(), workload_id=row.id, now=time.time())
+    return row
 
 
 NODE_ID = new_id()

@@ -2,6 +2,7 @@
 
     scripted_engine.py SOCKET MODE
 
+SOCKET is the path of a unix socket, or a TCP port on the loopback interface.
 MODE is `serve`; `shut`, which closes every connection at once; or `deaf`, which listens and never accepts.
 The body of a request is JSON: `do` names what to do, `key` under what to remember what became of it; the
 request {"do": "report", "key": …} tells. Times are CLOCK_MONOTONIC, the machine's.
@@ -181,8 +182,12 @@ def serve(connection):
 def main():
     path, mode = sys.argv[1:]
     threading.stack_size(256 << 10)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    if path.isdigit():
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", int(path)))
+    else:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
     listener.listen(1 if mode == "deaf" else 256)
     print("listening", flush=True)
     if mode == "deaf":

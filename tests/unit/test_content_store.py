@@ -89,6 +89,25 @@ def test_a_partial_grows_piece_by_piece(store: ContentStore) -> None:
     assert store.partial(KEY).read_bytes() == DATA
 
 
+@pytest.mark.parametrize("taken_at_once", [None, 1, 7, 100_000])
+def test_many_pieces_are_written_one_after_the_other_however_the_kernel_takes_them(
+    store: ContentStore, monkeypatch: pytest.MonkeyPatch, taken_at_once: int | None
+) -> None:
+    whole = os.pwritev
+
+    def some(fd: int, views: list[memoryview], offset: int) -> int:
+        return whole(fd, [memoryview(b"".join(views))[:taken_at_once]], offset)
+
+    if taken_at_once is not None:
+        monkeypatch.setattr(os, "pwritev", some)
+    pieces = [b"", DATA[:1], b"", *(DATA[at : at + 9] for at in range(1, len(DATA), 9)), b""]
+    assert len(pieces) > 2 * content_store.PIECES_AT_ONCE
+    store.write(KEY, 0)
+    store.write(KEY, 0, *pieces)
+    store.write(KEY, len(DATA), bytearray(b"and "), memoryview(b"more"))
+    assert store.partial(KEY).read_bytes() == DATA + b"and more"
+
+
 def test_a_partial_is_cut_and_never_made_longer(store: ContentStore) -> None:
     store.truncate(KEY, 5)
     assert everything(store) == set()

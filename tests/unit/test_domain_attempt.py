@@ -16,19 +16,15 @@ from ficc.domain.attempt import (
     End,
     Event,
     IntendStart,
-    Launch,
     LoseTrack,
     Outcome,
     Prepare,
+    Quarantine,
     Record,
     Reject,
-    Remove,
     RequestStop,
-    ReturnCapacity,
     Run,
-    Stage,
     State,
-    Terminate,
     advance,
 )
 from ficc.domain.errors import Reason
@@ -38,6 +34,7 @@ from support.lifecycles import final, product, reachable, ways_into
 EXITED = Reason("engine_exited", "The engine exited with status 1.")
 STOPPED = Reason("service_stopped", "The service was stopped.")
 LAPSED = Reason("lease_lapsed", "The lease was not renewed in time.")
+STUCK = Reason("quarantined", "A process does not end.")
 REBOOTED = Reason("node_rebooted", "The machine was rebooted.")
 
 SAMPLES: list[Event] = [
@@ -50,6 +47,7 @@ SAMPLES: list[Event] = [
     RequestStop(STOPPED),
     End(Outcome.FAILED, EXITED),
     LoseTrack(REBOOTED),
+    Quarantine(STUCK),
     CleanUp(),
 ]
 
@@ -68,19 +66,19 @@ TO_RUNNING: list[Event] = [Admit(), BeginStaging(), Prepare(), IntendStart(), Ru
 def after(*events: Event, record: Record | None = None) -> Record:
     record = record or Record()
     for event in events:
-        record, _ = advance(record, event)
+        record = advance(record, event)
     return record
 
 
-def walk(events: list[Event]) -> list[tuple[Event, Record, Record, tuple[attempt.Effect, ...]]]:
+def walk(events: list[Event]) -> list[tuple[Event, Record, Record]]:
     """Every legal step of a run that skips what is not legal."""
     record, steps = Record(), []
     for event in events:
         try:
-            following, effects = advance(record, event)
+            following = advance(record, event)
         except IllegalTransition:
             continue
-        steps.append((event, record, following, effects))
+        steps.append((event, record, following))
         record = following
     return steps
 
@@ -96,7 +94,7 @@ def test_there_is_a_sample_of_every_event() -> None:
 def test_exactly_the_table_is_legal(state: State, event: Event) -> None:
     record = Record(state=state)
     if (state, type(event)) in TRANSITIONS:
-        assert advance(record, event)[0].state is TRANSITIONS[state, type(event)]
+        assert advance(record, event).state is TRANSITIONS[state, type(event)]
     else:
         with pytest.raises(IllegalTransition):
             advance(record, event)
@@ -130,10 +128,10 @@ def test_the_start_is_intended_before_it_happens() -> None:
 
 
 @given(RUNS)
-def test_a_sandbox_is_made_at_most_once_and_only_on_an_intent(events: list[Event]) -> None:
-    launches = [step for step in walk(events) if Launch() in step[3]]
-    assert len(launches) <= 1
-    for event, before, following, _ in launches:
+def test_a_start_is_intended_at_most_once_and_on_nothing_but_an_intent(events: list[Event]) -> None:
+    intents = [step for step in walk(events) if step[2].state is State.STARTING]
+    assert len(intents) <= 1
+    for event, before, following in intents:
         assert event == IntendStart()
         assert not before.start_intended
         assert following.start_intended
@@ -141,7 +139,7 @@ def test_a_sandbox_is_made_at_most_once_and_only_on_an_intent(events: list[Event
 
 @given(RUNS)
 def test_an_intent_is_never_forgotten(events: list[Event]) -> None:
-    for _, before, following, _ in walk(events):
+    for _, before, following in walk(events):
         assert following.start_intended or not before.start_intended
 
 
@@ -150,14 +148,14 @@ def test_an_intent_is_never_forgotten(events: list[Event]) -> None:
 
 @given(RUNS)
 def test_there_is_an_outcome_exactly_from_the_end_on(events: list[Event]) -> None:
-    for _, _, record, _ in walk(events):
+    for _, _, record in walk(events):
         assert (record.outcome is None) == (record.state in LIVE)
         assert record.outcome is None or record.reason is not None
 
 
 @given(RUNS)
 def test_unknown_only_where_a_start_was_intended_and_no_end_observed(events: list[Event]) -> None:
-    for event, before, record, _ in walk(events):
+    for event, before, record in walk(events):
         if before.state in LIVE and record.outcome is not None:
             expected = isinstance(event, LoseTrack) and before.start_intended
             assert (record.outcome is Outcome.UNKNOWN) == expected
@@ -179,7 +177,7 @@ def test_an_observed_end_is_never_unknown_and_nobody_asks_for_unknown_or_success
 
 @given(RUNS)
 def test_an_outcome_stands(events: list[Event]) -> None:
-    for _, before, record, _ in walk(events):
+    for _, before, record in walk(events):
         if before.outcome is not None:
             assert (record.outcome, record.reason) == (before.outcome, before.reason)
 
@@ -189,9 +187,8 @@ def test_an_outcome_stands(events: list[Event]) -> None:
 
 def test_the_first_cause_of_a_stop_stands() -> None:
     stopping = after(*TO_RUNNING, RequestStop(LAPSED, Outcome.FAILED))
-    again, effects = advance(stopping, RequestStop(STOPPED))
+    again = advance(stopping, RequestStop(STOPPED))
     assert again == stopping
-    assert effects == ()
     ended = after(End(Outcome.SUCCEEDED, EXITED), record=again)
     assert (ended.outcome, ended.reason) == (Outcome.FAILED, LAPSED)
 
@@ -201,40 +198,21 @@ def test_an_attempt_that_ends_by_itself_ends_as_observed() -> None:
     assert (ended.outcome, ended.reason) == (Outcome.FAILED, EXITED)
 
 
-# Effects.
-
-
-def test_what_is_to_be_done_about_each_event() -> None:
-    record, seen = Record(), []
-    for event in [*TO_RUNNING, RequestStop(STOPPED), End(Outcome.CANCELLED, STOPPED), CleanUp()]:
-        record, effects = advance(record, event)
-        seen.append(effects)
-    assert seen == [
-        (),
-        (Stage(),),
-        (),
-        (Launch(),),
-        (),
-        (Terminate(),),
-        (Remove(),),
-        (ReturnCapacity(),),
-    ]
+# Release and refusal.
 
 
 @given(RUNS)
 def test_capacity_comes_back_once_and_only_by_proof(events: list[Event]) -> None:
-    returns = [step for step in walk(events) if ReturnCapacity() in step[3]]
-    assert len(returns) <= 1
-    for event, before, following, _ in returns:
+    releases = [step for step in walk(events) if step[2].state is State.RELEASED]
+    assert len(releases) <= 1
+    for event, before, _ in releases:
         assert event == CleanUp()
         assert before.outcome is not None
-        assert following.state is State.RELEASED
 
 
 def test_a_refused_plan_reserved_nothing_and_is_a_failure() -> None:
-    record, effects = advance(Record(), Reject(EXITED))
-    assert (record.outcome, record.reason) == (Outcome.FAILED, EXITED)
-    assert effects == (Remove(),)
+    record = advance(Record(), Reject(EXITED))
+    assert (record.state, record.outcome, record.reason) == (State.FINISHED, Outcome.FAILED, EXITED)
 
 
 # How it is told, shown and stored.
@@ -242,7 +220,7 @@ def test_a_refused_plan_reserved_nothing_and_is_a_failure() -> None:
 
 @given(RUNS)
 def test_of_two_reports_the_later_is_taken_in_whatever_order_they_come(events: list[Event]) -> None:
-    records = [Record(), *(following for _, _, following, _ in walk(events))]
+    records = [Record(), *(following for _, _, following in walk(events))]
     for index, earlier in enumerate(records):
         for record in records[index:]:
             assert attempt.later(earlier, record) == attempt.later(record, earlier) == record

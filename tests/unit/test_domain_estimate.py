@@ -219,22 +219,33 @@ def test_the_settings_are_those_of_the_adapters_command_line(
 # Measured.
 
 
-def test_a_measured_peak_replaces_the_guess() -> None:
+def test_a_measured_peak_raises_the_estimate() -> None:
     estimate = from_shape(SHAPE, 50 * MIB, context=1024, concurrency=1)
     higher = with_measured(estimate, estimate.total_bytes + 7 * MIB)
     assert higher.total_bytes == estimate.total_bytes + 7 * MIB == higher.host_bytes
     assert higher.overhead_bytes == estimate.overhead_bytes + 7 * MIB
     assert higher.basis == "measured"
     assert higher.in_full()["bases"]["kv_cache_bytes"] == "metadata"
-    lower = with_measured(estimate, estimate.total_bytes - 7 * MIB)
-    assert lower.total_bytes == estimate.total_bytes - 7 * MIB
+    assert higher.in_full()["measured_peak_bytes"] == higher.total_bytes
+    assert with_measured(from_file_sizes(1000), 500 * MIB).total_bytes == 500 * MIB
 
 
-def test_an_attempt_that_did_little_does_not_lower_what_is_certain() -> None:
+@pytest.mark.parametrize("below", [0, 1, 7 * MIB])
+def test_an_attempt_that_did_not_fill_its_context_lowers_nothing(below: int) -> None:
     estimate = from_shape(SHAPE, 50 * MIB, context=1024, concurrency=1)
-    idle = with_measured(estimate, 1 * MIB)
-    assert idle.total_bytes == estimate.total_bytes - estimate.overhead_bytes
-    assert with_measured(from_file_sizes(1000), 5 * MIB).total_bytes == 5 * MIB
+    idle = with_measured(estimate, estimate.total_bytes - below)
+    assert idle.as_json() == estimate.as_json()
+    assert idle.in_full()["measured_peak_bytes"] == estimate.total_bytes - below
+    assert estimate.in_full()["measured_peak_bytes"] is None
+
+
+def test_a_measured_peak_is_of_the_host_alone() -> None:
+    split = Split(1, WeightBytes(blocks=(10, 20), input=100, output=200, other=5))
+    estimate = from_shape(SHAPE, 50 * MIB, context=1024, concurrency=1, split=split)
+    corrected = with_measured(estimate, estimate.host_bytes + MIB)
+    assert corrected.host_bytes == estimate.host_bytes + MIB
+    assert corrected.total_bytes == estimate.total_bytes + MIB
+    assert corrected.devices[1:] == estimate.devices[1:]
 
 
 # Devices.

@@ -3,7 +3,7 @@ of the list of faults that other systems' users reported."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from itertools import pairwise
@@ -22,12 +22,14 @@ from ficc.domain.fetching import (
     Answer,
     Backoff,
     Body,
+    Flow,
     Restart,
     Retry,
     Wanted,
     check_answer,
     check_ended,
     check_received,
+    is_progress,
     next_range,
     strong_etag,
     wait_of,
@@ -386,6 +388,54 @@ def test_a8_progress_begins_the_count_anew() -> None:
         backoff, _ = backoff.failed(STALLED, luck=0)
         backoff = backoff.progressed()
     assert backoff == Backoff(2)
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "least", "progress"),
+    [
+        (0, 0.1, 0, False),
+        (0, 0.1, 1024, False),
+        (1, 3600.0, 0, True),
+        (1, 60.0, 1024, False),
+        (1024 * 60, 60.0, 1024, True),
+        (1024 * 60 - 1, 60.0, 1024, False),
+        (2048, 0.5, 1024, True),
+    ],
+)
+def test_a8_an_attempt_gets_on_when_it_brought_bytes_at_the_least_rate(
+    count: int, seconds: float, least: int, progress: bool
+) -> None:
+    assert is_progress(count, seconds, least) is progress
+
+
+def waits_until_too_slow(flow: Flow, pieces: Iterable[tuple[int, float]]) -> float | None:
+    """For how long the source was waited for when it was found too slow, if it was."""
+    waited = 0.0
+    for count, seconds in pieces:
+        flow, waited = flow.after(count, seconds), waited + seconds
+        if flow.is_too_slow:
+            return waited
+    return None
+
+
+def test_a8_a_source_that_sends_a_byte_now_and_then_is_too_slow() -> None:
+    assert waits_until_too_slow(Flow(1024, 30.0), [(1, 7.0)] * 100) == 35.0
+    assert waits_until_too_slow(Flow(1024, 30.0), [(1, 29.0)] * 100) == 58.0, "at most two windows"
+
+
+def test_a8_bytes_of_an_earlier_window_do_not_pay_for_a_later_one() -> None:
+    quick = [(1 << 30, 1.0)] * 30
+    assert waits_until_too_slow(Flow(1024, 30.0), [*quick, *[(100, 1.0)] * 100]) == 60.0
+
+
+@pytest.mark.parametrize("pieces", [[(1024, 1.0)] * 1000, [(30_000, 29.0)] * 100, [(1, 0.0)] * 1000])
+def test_a8_a_source_at_the_least_rate_is_waited_for(pieces: list[tuple[int, float]]) -> None:
+    """Pieces that were there already, as those are that a slow disk holds back, are never too slow."""
+    assert waits_until_too_slow(Flow(1024, 30.0), pieces) is None
+
+
+def test_a8_without_a_least_rate_no_source_is_too_slow() -> None:
+    assert waits_until_too_slow(Flow(0, 30.0), [(1, 29.0)] * 1000) is None
 
 
 def test_the_wait_is_a_share_of_a_window_that_doubles_up_to_a_bound() -> None:

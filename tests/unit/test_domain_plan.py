@@ -305,6 +305,41 @@ def test_everything_of_limits_but_devices_adds_up() -> None:
     assert set(module.COUNTED) | {"gpu_devices"} == set(Limits(0, 0).as_json())
 
 
+# Outputs.
+
+
+@pytest.mark.parametrize("outputs", [(), ("out.txt",), ("a/b/c", "a/b/d"), tuple(f"o{n}" for n in range(64))])
+def test_outputs_are_relative_paths(outputs: tuple[str, ...]) -> None:
+    replace(JOB, outputs=outputs).check()
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        ("",),
+        ("/etc/passwd",),
+        ("../x",),
+        ("a/../../x",),
+        ("a//b",),
+        ("x/",),
+        ("a\nb",),
+        ("x", "x"),
+        tuple(f"o{n}" for n in range(65)),
+    ],
+    ids=str,
+)
+def test_what_is_no_output(outputs: tuple[str, ...]) -> None:
+    with pytest.raises(Refused) as caught:
+        replace(JOB, outputs=outputs).check()
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "plan.outputs")
+
+
+def test_a_job_with_outputs_that_is_sensitive_has_this_digest() -> None:
+    """By hand, from the bytes of the job above."""
+    golden = JOB_BYTES.replace(b'"outputs":[]', b'"outputs":["a/b","c"]').replace(b"false", b"true")
+    assert replace(JOB, outputs=("a/b", "c"), sensitive=True).digest == hashlib.sha256(golden).hexdigest()
+
+
 # Fences.
 
 FENCES = st.builds(

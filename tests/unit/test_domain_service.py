@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ficc.domain import attempt, service, steps
+from ficc.domain import attempt, restart, service, steps
 from ficc.domain.attempt import Outcome
 from ficc.domain.errors import Reason, Refused
 from ficc.domain.lifecycle import IllegalTransition
+from ficc.domain.restart import Again
 from ficc.domain.service import (
     ENDED,
     ROUTABLE,
@@ -22,7 +23,6 @@ from ficc.domain.service import (
     Idle,
     NoneLeft,
     NoneReady,
-    PlanReplicas,
     Record,
     Replace,
     Replica,
@@ -30,7 +30,6 @@ from ficc.domain.service import (
     Start,
     State,
     Stop,
-    StopReplicas,
     advance,
     check_start,
     observe,
@@ -56,19 +55,19 @@ RUNS = st.lists(st.sampled_from(SAMPLES), max_size=20)
 def after(*events: Event, record: Record | None = None) -> Record:
     record = record or Record()
     for event in events:
-        record, _ = advance(record, event)
+        record = advance(record, event)
     return record
 
 
-def walk(events: list[Event]) -> list[tuple[Event, Record, Record, tuple[service.Effect, ...]]]:
+def walk(events: list[Event]) -> list[tuple[Event, Record, Record]]:
     """Every legal step of a run that skips what is not legal."""
     record, taken = Record(), []
     for event in events:
         try:
-            following, effects = advance(record, event)
+            following = advance(record, event)
         except IllegalTransition:
             continue
-        taken.append((event, record, following, effects))
+        taken.append((event, record, following))
         record = following
     return taken
 
@@ -79,7 +78,7 @@ def walk(events: list[Event]) -> list[tuple[Event, Record, Record, tuple[service
 @pytest.mark.parametrize(("state", "event"), product(State, SAMPLES))
 def test_exactly_the_table_is_legal(state: State, event: Event) -> None:
     if (state, type(event)) in TRANSITIONS:
-        assert advance(Record(state), event)[0].state is TRANSITIONS[state, type(event)]
+        assert advance(Record(state), event).state is TRANSITIONS[state, type(event)]
     else:
         with pytest.raises(IllegalTransition):
             advance(Record(state), event)
@@ -116,15 +115,14 @@ def test_every_service_can_be_stopped() -> None:
 
 @given(RUNS)
 def test_the_generation_rises_once_per_start_or_replacement(events: list[Event]) -> None:
-    for event, before, record, effects in walk(events):
+    for event, before, record in walk(events):
         started = isinstance(event, Start | Replace)
         assert record.generation == before.generation + started
-        assert effects == (PlanReplicas(record.generation),) or not started
 
 
 @given(RUNS)
 def test_the_revision_rises_by_one_exactly_when_something_changed(events: list[Event]) -> None:
-    for _, before, record, _ in walk(events):
+    for _, before, record in walk(events):
         same = (before.state, before.desired, before.generation, before.reason) == (
             record.state,
             record.desired,
@@ -137,7 +135,7 @@ def test_the_revision_rises_by_one_exactly_when_something_changed(events: list[E
 @given(RUNS)
 def test_a_reason_alone_never_moves_the_revision(events: list[Event]) -> None:
     """The interface names specification, desired state and state."""
-    for _, before, record, _ in walk(events):
+    for _, before, record in walk(events):
         if (before.state, before.desired, before.generation) == (
             record.state,
             record.desired,
@@ -148,7 +146,7 @@ def test_a_reason_alone_never_moves_the_revision(events: list[Event]) -> None:
 
 @given(RUNS)
 def test_only_operators_change_what_is_desired(events: list[Event]) -> None:
-    for event, before, record, _ in walk(events):
+    for event, before, record in walk(events):
         if not isinstance(event, service.OPERATORS):
             assert record.desired is before.desired
         else:
@@ -157,20 +155,11 @@ def test_only_operators_change_what_is_desired(events: list[Event]) -> None:
 
 
 def test_the_first_start_is_generation_one() -> None:
-    record, effects = advance(Record(), Start())
+    record = advance(Record(), Start())
     assert record == Record(State.STARTING, Desired.RUNNING, generation=1, revision=1)
-    assert effects == (PlanReplicas(1),)
 
 
-# Effects and reasons.
-
-
-def test_replicas_are_stopped_by_a_stop_or_once_a_drain_is_idle() -> None:
-    ready = after(Start(), AllReady())
-    assert advance(ready, Drain())[1] == ()
-    assert advance(after(Drain(), record=ready), Idle())[1] == (StopReplicas(),)
-    assert advance(ready, Stop())[1] == (StopReplicas(),)
-    assert advance(after(Stop(), AllEnded(), record=ready), Stop())[1] == ()
+# Reasons.
 
 
 def test_a_reason_stays_with_a_failed_service_until_the_next_start() -> None:
@@ -190,15 +179,18 @@ def replica(
     released: bool = False,
     outcome: Outcome | None = None,
     code: str | None = None,
+    again: Again | None = None,
 ) -> Replica:
-    return Replica("0" * 26, live, ready, released, outcome, None if code is None else Reason(code, "."))
+    reason = None if code is None else Reason(code, ".")
+    return Replica("0" * 26, live, ready, released, outcome, reason, again)
 
 
 READY = replica(ready=True)
 LIVE = replica()
 FAILED = replica(live=False, outcome=Outcome.FAILED, code="engine_exited")
 LOST = replica(live=False, outcome=Outcome.UNKNOWN, code="lease_over")
-INTERRUPTED = replica(live=False, outcome=Outcome.CANCELLED, code="executor_shutdown")
+INTERRUPTED = replica(live=False, outcome=Outcome.CANCELLED, code="executor_shutdown", again=Again(0, 1))
+RETRIED = replica(live=False, outcome=Outcome.FAILED, code="engine_exited", again=Again(2, 1, 5))
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.READY, State.DEGRADED])
@@ -212,6 +204,9 @@ INTERRUPTED = replica(live=False, outcome=Outcome.CANCELLED, code="executor_shut
         ([LOST, READY], SomeReady()),
         ([LIVE, FAILED], NoneReady()),
         ([INTERRUPTED], NoneReady()),
+        ([RETRIED], NoneReady()),
+        ([RETRIED, FAILED], NoneReady()),
+        ([RETRIED, READY], SomeReady()),
         ([INTERRUPTED, LOST], NoneReady()),
         ([FAILED], NoneLeft(FAILED.reason or BROKEN)),
         ([LOST, FAILED], NoneLeft(LOST.reason or BROKEN)),
@@ -235,7 +230,8 @@ REPLICAS = st.builds(
     live=st.booleans(),
     ready=st.booleans(),
     outcome=st.none() | st.sampled_from(Outcome),
-    code=st.none() | st.sampled_from(["engine_exited", *sorted(service.INTERRUPTIONS)]),
+    code=st.none() | st.sampled_from(["engine_exited", *sorted(restart.INTERRUPTIONS)]),
+    again=st.none() | st.builds(Again, st.floats(0, 300), st.integers(1, 20), st.none() | st.integers(2, 15)),
 )
 
 
@@ -259,19 +255,27 @@ def test_observing_again_changes_nothing(state: State, replicas: list[Replica], 
     assert event is None or after(event, record=record) == record
 
 
-# Interruptions.
+# Coming back.
 
 
-@pytest.mark.parametrize("code", sorted(service.INTERRUPTIONS))
-def test_an_interruption_is_tried_again_unless_its_outcome_is_unknown(code: str) -> None:
-    for outcome in Outcome:
-        expected = outcome in (Outcome.FAILED, Outcome.CANCELLED)
-        assert replica(live=False, outcome=outcome, code=code).interrupted == expected
+def test_a_failed_service_comes_back_when_its_node_says_that_it_was_only_interrupted() -> None:
+    """L2: the lease of a node that was cut off was held to be over, and the node ended the engine itself."""
+    given_up = after(Start(), AllReady(), NoneLeft(BROKEN))
+    assert observe(given_up, [LOST], idle=True) is None
+    assert observe(given_up, [INTERRUPTED, FAILED], idle=True) == NoneReady()
+    back = after(NoneReady(), record=given_up)
+    assert (back.state, back.reason, back.generation) == (State.STARTING, None, given_up.generation)
 
 
-@pytest.mark.parametrize("code", ["engine_exited", "out_of_memory", "ready_timeout", "service_stopped"])
-def test_what_the_engine_or_an_operator_ended_is_not_tried_again(code: str) -> None:
-    assert not replica(live=False, outcome=Outcome.FAILED, code=code).interrupted
+@pytest.mark.parametrize("record", [Record(State.STOPPED), Record(State.FAILED, Desired.STOPPED)])
+def test_a_service_that_nobody_wants_does_not_come_back(record: Record) -> None:
+    assert observe(record, [INTERRUPTED], idle=True) is None
+
+
+def test_a_failed_service_stays_failed_when_its_engine_would_only_be_tried_more_often() -> None:
+    """A bound that was raised meanwhile starts nothing by itself."""
+    failed = Record(State.FAILED, Desired.RUNNING)
+    assert observe(failed, [RETRIED], idle=True) is None
 
 
 @pytest.mark.parametrize("reason", [steps.LEASE_OVER, steps.GONE])
@@ -279,11 +283,10 @@ def test_a_node_that_went_away_before_the_start_interrupts(reason: Reason) -> No
     """Nothing ran, so there is nothing to acknowledge: the desired state is still wanted."""
     waiting, running = attempt.Record(attempt.State.PREPARED), attempt.Record(attempt.State.RUNNING, True)
     for record, interrupted in ((waiting, True), (running, False)):
-        lost, _ = attempt.advance(record, attempt.LoseTrack(reason))
-        assert (
-            Replica("0" * 26, live=False, ready=False, outcome=lost.outcome, reason=lost.reason).interrupted
-            == interrupted
-        )
+        lost = attempt.advance(record, attempt.LoseTrack(reason))
+        assert lost.outcome is not None
+        past = restart.Past(lost.outcome, reason.code)
+        assert (restart.decide(restart.Policy(), [past]) is not None) == interrupted
 
 
 # Starting.

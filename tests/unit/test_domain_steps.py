@@ -13,6 +13,7 @@ from ficc.domain.attempt import LIVE, Outcome, Record, State
 from ficc.domain.errors import Reason
 from ficc.domain.steps import (
     Apply,
+    Ask,
     Follow,
     Probe,
     SendAdmit,
@@ -20,6 +21,7 @@ from ficc.domain.steps import (
     SendStop,
     View,
     Wait,
+    Watch,
     next_step,
 )
 
@@ -76,7 +78,9 @@ def possible(view: View) -> bool:
 def every_view() -> Iterator[View]:
     flags = (False, True)
     for record, reported in product(MIRROR, [None, *LEDGER]):
-        for wanted, ready, connected, leased, over, starting, late, admitting in product(flags, repeat=8):
+        for wanted, ready, connected, leased, over, starting, late, admitting, denied in product(
+            flags, repeat=9
+        ):
             view = View(
                 record,
                 wanted,
@@ -88,6 +92,7 @@ def every_view() -> Iterator[View]:
                 starting,
                 LATE if late else None,
                 admitting,
+                denied,
             )
             if possible(view):
                 yield view
@@ -154,7 +159,39 @@ def test_an_executors_word_is_followed_and_never_overruled(decided: Decided) -> 
         if view.connected and view.reported is not None:
             assert not isinstance(step, Apply)
         if isinstance(step, Follow):
-            assert step.record == view.reported != view.record
+            assert view.reported is not None
+            assert step.record != view.record
+            assert attempt.later(view.record, step.record) is step.record
+            kept = replace(step.record, outcome=view.reported.outcome, reason=view.reported.reason)
+            assert kept == view.reported
+
+
+def test_another_controller_that_heard_more_is_not_taken_back(decided: Decided) -> None:
+    """L8: what this one last heard is older than the record; its own news is under way."""
+    for view, step in decided:
+        if view.connected and view.reported is not None and view.record.state in LIVE - {State.PLANNED}:
+            behind = attempt.later(view.record, view.reported) is not view.reported
+            if behind and view.record.start_intended == view.reported.start_intended:
+                assert step == Wait()
+
+
+def test_nothing_is_gone_before_its_executor_was_asked(decided: Decided) -> None:
+    """L8: an attempt that another controller had admitted was given up by one that had not heard of it yet, and
+    a second copy could have followed."""
+    asked = 0
+    for view, step in decided:
+        silent = view.connected and view.reported is None and view.record.state is not State.RELEASED
+        if silent and view.leased and view.record.state is not State.PLANNED and not view.denied:
+            assert step == Ask()
+            asked += 1
+    assert asked
+
+
+def test_an_outcome_that_was_recorded_stays(decided: Decided) -> None:
+    """What nobody could know may be learned; an admission that came too late changes nothing else."""
+    for view, step in decided:
+        if isinstance(step, Follow) and view.record.outcome not in (None, Outcome.UNKNOWN):
+            assert (step.record.outcome, step.record.reason) == (view.record.outcome, view.record.reason)
 
 
 def test_an_intent_is_forgotten_only_for_an_attempt_that_ended(decided: Decided) -> None:
@@ -202,7 +239,7 @@ def test_what_lasts_past_its_limit_fails(decided: Decided) -> None:
 def test_capacity_comes_back_by_the_executors_word_alone(decided: Decided) -> None:
     for view, step in decided:
         if isinstance(step, Apply) and isinstance(step.event, attempt.CleanUp):
-            assert (view.connected and view.reported is None) or not (view.connected or view.leased)
+            assert not view.leased or (view.connected and view.reported is None and view.denied)
 
 
 def test_a_lost_attempt_that_lives_after_all_is_stopped() -> None:
@@ -228,8 +265,15 @@ def test_readiness_is_probed_only_of_a_running_engine_that_is_wanted(decided: De
         assert view.overdue is None
 
 
-def test_a_running_engine_that_answers_is_left_alone() -> None:
-    assert next_step(replace(HAPPY, record=RUNNING, reported=RUNNING, ready=True)) == Wait()
+def test_a_running_engine_that_answered_is_watched() -> None:
+    assert next_step(replace(HAPPY, record=RUNNING, reported=RUNNING, ready=True)) == Watch()
+
+
+def test_what_is_no_longer_wanted_ends_for_the_reason_that_is_given() -> None:
+    gone = replace(HAPPY, record=RUNNING, reported=RUNNING, wanted=False, unwanted=WHY)
+    assert next_step(gone) == SendStop(WHY, Outcome.CANCELLED)
+    never = replace(HAPPY, record=PLANNED, reported=None, wanted=False, leased=False, unwanted=WHY)
+    assert next_step(never) == Apply(attempt.End(Outcome.CANCELLED, WHY))
 
 
 def test_a_released_attempt_is_done(decided: Decided) -> None:
@@ -245,6 +289,8 @@ def in_the_executors_hands(view: View) -> bool:
         return view.record.state is State.FINISHED and view.leased
     if view.reported is None:
         return False
+    if attempt.later(view.record, view.reported) is not view.reported:
+        return True  # another controller heard of it, and so will this one
     removing = view.reported == view.record and view.record.state is State.FINISHED
     return removing or view.reported.state is State.STOPPING
 

@@ -111,7 +111,7 @@ def test_what_an_earlier_run_left(
 ) -> None:
     boot_id = clock.boot_id() if boot == "this" else boot
     entry = Entry(Fence(ids.make(1, bytes(10)), 1, plan.digest), plan, record, boot_id, 0)
-    after, _ = attempt.advance(record, endings.left_behind(entry, verdict, seen_alive=alive))
+    after = attempt.advance(record, endings.left_behind(entry, verdict, seen_alive=alive))
     assert after.state is State.FINISHED
     if boot == "this":
         assert after.outcome == outcome

@@ -9,10 +9,10 @@ import pytest
 
 from ficc.domain import attempt, ids
 from ficc.domain.attempt import Outcome, Record, State
-from ficc.domain.errors import Reason
+from ficc.domain.errors import Reason, Refused
 from ficc.domain.plan import Endpoint, Fence, Input, Limits, Plan, Runtime
 from ficc.executor import ledger as module
-from ficc.executor.ledger import Entry, Ledger
+from ficc.executor.ledger import Entry, Ledger, OtherMachine
 
 PLAN = Plan(
     node_id=ids.make(1, bytes(10)),
@@ -95,22 +95,27 @@ def test_account_numbers(path: Path) -> None:
 
 
 def test_old_attempts_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest released ones past a number; never one that is held."""
+    """The oldest released ones past a number, or past what their logs may take; never one that is held."""
     monkeypatch.setattr(module, "RELEASED_KEPT", 2)
     ledger = Ledger(path)
     for number in range(6):
         ledger.add(entry(number, account=number))
+    sizes = {entry(number).attempt_id: 10 for number in range(6)}
     for number in (4, 0, 1, 2):
         ledger.record(entry(number).attempt_id, Record(State.RELEASED, outcome=Outcome.SUCCEEDED))
-    assert sorted(ledger.forget_old()) == sorted(entry(number).attempt_id for number in (0, 4))
-    assert ledger.forget_old() == []
-    left = {entry(number).attempt_id for number in (1, 2, 3, 5)}
+    assert sorted(ledger.forget_old(sizes.__getitem__)) == sorted(
+        entry(number).attempt_id for number in (0, 4)
+    )
+    assert ledger.forget_old(sizes.__getitem__) == []
+    monkeypatch.setattr(module, "LOG_BYTES_KEPT", 15)
+    assert ledger.forget_old(sizes.__getitem__) == [entry(1).attempt_id]
+    left = {entry(number).attempt_id for number in (2, 3, 5)}
     assert {known.attempt_id for known in ledger.entries()} == left
     assert {known.attempt_id for known in Ledger(path).entries()} == left
 
 
 def test_what_is_told(path: Path) -> None:
-    record, _ = attempt.advance(Record(State.PREPARED), attempt.IntendStart())
+    record = attempt.advance(Record(State.PREPARED), attempt.IntendStart())
     assert entry(1, record=record).as_json() == {
         "attempt_id": entry(1).attempt_id,
         "generation": 2,
@@ -121,4 +126,47 @@ def test_what_is_told(path: Path) -> None:
         "outcome": None,
         "reason": None,
         "ending": None,
+        "quarantine": None,
     }
+
+
+def test_a_refusal_is_kept_and_read_again(path: Path) -> None:
+    ledger = Ledger(path)
+    refused = Refused("does_not_fit", "Does not fit: 2 wanted, 1 there.", "memory_bytes")
+    ledger.reject(entry(1).fence, refused)
+    for known in (ledger, Ledger(path)):
+        found = known.rejection(entry(1).attempt_id)
+        assert found is not None
+        fence, again = found
+        assert fence == entry(1).fence
+        assert (again.code, again.message, again.param) == (refused.code, refused.message, refused.param)
+        assert known.rejection(entry(2).attempt_id) is None
+        assert known.get(entry(1).attempt_id) is None
+
+
+def test_the_oldest_refusals_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REJECTED_KEPT", 2)
+    ledger = Ledger(path)
+    for number in (3, 1, 2):
+        ledger.reject(entry(number).fence, Refused("fenced", str(number)))
+    for known in (ledger, Ledger(path)):
+        assert known.rejection(entry(3).attempt_id) is None
+        assert known.rejection(entry(1).attempt_id) is not None
+        assert known.rejection(entry(2).attempt_id) is not None
+
+
+def test_a_ledger_belongs_to_the_machine_that_it_was_made_on(path: Path) -> None:
+    made = Ledger(path, "a")
+    made.close()
+    with pytest.raises(OtherMachine, match="another machine"):
+        Ledger(path, "b")
+    assert Ledger(path, "a").executor_id == made.executor_id
+    assert Ledger(path, None).executor_id == made.executor_id  # a machine that nothing tells from others
+
+
+def test_a_ledger_of_no_machine_is_bound_to_the_first(path: Path) -> None:
+    made = Ledger(path, None)
+    made.close()
+    Ledger(path, "a").close()
+    with pytest.raises(OtherMachine):
+        Ledger(path, "b")

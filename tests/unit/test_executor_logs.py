@@ -28,6 +28,7 @@ def test_output_is_kept_as_it_came(tmp_path: Path, log: AttemptLog) -> None:
 def test_an_attempt_without_a_log(tmp_path: Path) -> None:
     assert logs.tail(tmp_path, "a") == (b"", False)
     assert logs.last_lines(tmp_path, "a") == ""
+    assert logs.last_line(tmp_path, "a") == ""
     logs.remove(tmp_path, "a")
 
 
@@ -100,7 +101,7 @@ def test_the_last_lines_are_for_people(tmp_path: Path, log: AttemptLog) -> None:
     lines = logs.last_lines(tmp_path, "a").splitlines()
     assert len(lines) == logs.LAST_LINES
     assert lines[:-1] == [f"line {n}" for n in range(89, 100)]
-    assert lines[-1] == "�[31mred�[0m ��tab"
+    assert lines[-1] == "red \ufffd tab"
 
 
 def test_what_an_engine_warns_of_in_vain_is_not_its_last_word(tmp_path: Path, log: AttemptLog) -> None:
@@ -121,3 +122,20 @@ def test_removal(tmp_path: Path, log: AttemptLog) -> None:
     log.write(b"x")
     logs.remove(tmp_path, "a")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        (b"loading model\n", "loading model"),
+        (b"loading model\n....................\n\n", "loading model"),  # dots are how far it is, not words
+        (b"10 %\rload 20 %\rload 30 %", "load 30 %"),
+        (b"\x1b[2K\x1b[1;32mINFO\x1b[0m\tweights \x1b]0;title\x07read\n", "INFO weights read"),
+        (b"bell\x07 and \xff\n", "bell\ufffd and \ufffd"),
+        (b"x" * 3000, "x" * logs.LAST_LINE_CHARACTERS_MAX),
+        (b"ready\nwarning: no API key is set\n", "ready"),
+    ],
+)
+def test_the_last_line_is_for_people(tmp_path: Path, log: AttemptLog, said: bytes, last: str) -> None:
+    log.write(said)
+    assert logs.last_line(tmp_path, "a") == last

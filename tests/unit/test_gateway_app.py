@@ -19,7 +19,7 @@ from ficc.gateway.body_reader import HERE_BYTES_MAX
 from ficc.gateway.intake import Message
 from ficc.gateway.relay import Gateway, Limits
 from ficc.protocol.content_coding import STEP_BYTES_MAX
-from support.gateway import ACTOR, EVENTS, QUIET, Known, OneRoute, ScriptedStream, gateway, head
+from support.gateway import ACTOR, EVENTS, QUIET, Known, OneRoute, Records, ScriptedStream, gateway, head
 
 SERVICE = "/api/v1/inference/s/v1"
 PROJECT = "/api/v1/openai/v1"
@@ -53,7 +53,8 @@ class App:
     def __init__(self, *streams: ScriptedStream, actor: Actor = ACTOR) -> None:
         self.gateway: Gateway
         self.routes: OneRoute
-        self.gateway, self.routes = gateway(*streams, limits=LIMITS, actor=actor)
+        self.records = Records()
+        self.gateway, self.routes = gateway(*streams, limits=LIMITS, actor=actor, records=self.records)
         self.app = GatewayApp(
             gateway=self.gateway,
             routes=self.routes,
@@ -312,3 +313,54 @@ async def test_g9_a_client_that_leaves_ends_its_request() -> None:
         await app(f"{SERVICE}/chat/completions", b'{"stream":true}', leaves="behind its body")
     assert stream.closed
     assert (app.gateway.live, app.held) == (0, 0)
+
+
+# One record for each request of somebody who is known.
+
+RECORDED: list[tuple[str, dict[str, Any], str, str | None]] = [
+    (f"{SERVICE}/chat/completions", {}, "completed", None),
+    (f"{PROJECT}/chat/completions", {"body": b'{"model":"assistant"}'}, "completed", None),
+    (f"{PROJECT}/chat/completions", {"body": b'{"model":"other"}'}, "refused", "model_not_found"),
+    (f"{PROJECT}/chat/completions", {"body": b"{}"}, "refused", "invalid_body"),
+    (f"{SERVICE}/chat/completions", {"body": b"{"}, "refused", "invalid_json"),
+    ("/api/v1/inference/other/v1/chat/completions", {}, "refused", "not_found"),
+    (
+        f"{SERVICE}/chat/completions",
+        {"headers": [(b"content-type", b"text/plain")]},
+        "refused",
+        "unsupported_media_type",
+    ),
+    (f"{SERVICE}/chat/completions", {"headers": [(b"content-length", b"99999999")]}, "refused", "too_large"),
+    (f"{SERVICE}/chat/completions", {"leaves": "in its body"}, "client_gone", "client_gone"),
+]
+
+
+@pytest.mark.parametrize(("path", "options", "outcome", "code"), RECORDED)
+async def test_every_request_is_recorded_once_wherever_it_ends(
+    path: str, options: dict[str, Any], outcome: str, code: str | None
+) -> None:
+    app = App(document())
+    await app(path, options.pop("body", b"{}"), **options)
+    (record,) = app.records
+    assert (record.outcome, record.code) == (outcome, code)
+    known = code not in ("model_not_found", "not_found") and (
+        code != "invalid_body" or path.startswith(SERVICE)
+    )
+    assert (record.service_id, record.alias) == (("s", "assistant") if known else (None, None))
+    assert app.gateway.live == 0
+
+
+async def test_a_caller_without_the_scope_is_recorded() -> None:
+    app = App(actor=NOBODY)
+    assert (await app(f"{SERVICE}/chat/completions", b"{}")).status == 403
+    assert [record.code for record in app.records] == ["denied"]
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("models", "GET"), ("chat/completions", "OPTIONS"), ("nothing", "POST")]
+)
+async def test_what_asks_no_engine_is_not_recorded(path: str, method: str) -> None:
+    app = App()
+    await app(f"{SERVICE}/{path}", method=method)
+    await app(f"{SERVICE}/chat/completions", b"{}", token=b"bad")
+    assert app.records == []

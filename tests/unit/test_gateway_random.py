@@ -15,9 +15,12 @@ import pytest
 
 from ficc.domain import service
 from ficc.domain.errors import Refused
+from ficc.domain.limits import Allowance
 from ficc.domain.plan import Fence
 from ficc.domain.service import State
+from ficc.domain.usage import Outcome
 from ficc.gateway.answers import StreamAborted
+from ficc.gateway.limiter import Limiter
 from ficc.gateway.ports import Replica, Stream
 from ficc.gateway.relay import Gateway, Limits
 from support.gateway import (
@@ -28,6 +31,7 @@ from support.gateway import (
     Known,
     Line,
     OneRoute,
+    Records,
     ScriptedLink,
     ScriptedStream,
     head,
@@ -104,6 +108,8 @@ class World:
         self.open: Counter[str] = Counter()
         self.asked: set[asyncio.Task[None]] = set()
         self.ends: Counter[Any] = Counter()
+        self.begun = 0
+        self.records = Records()
         self.routes = OneRoute(
             replace(ROUTE, state=State.STOPPED, deadline_seconds=DEADLINE_SECONDS, replicas=()),
             ScriptedLink([]),
@@ -114,7 +120,10 @@ class World:
             routes=self.routes,
             authority=Known(),
             limits=Limits(queue_max=4, queue_seconds=QUEUE_SECONDS),
+            meter=self.records,
+            limiter=Limiter(Allowance()),
             new_id=lambda: f"r{next(numbers)}",
+            now=lambda: 0.0,
         )
 
     # The replicas.
@@ -142,7 +151,7 @@ class World:
         rare = isinstance(event, (service.Drain, service.Stop, service.NoneReady))
         if (self.record.state, type(event)) not in service.TRANSITIONS or (rare and self.luck.random() > 0.1):
             return
-        self.record, _ = service.advance(self.record, event)
+        self.record = service.advance(self.record, event)
         replicas = self.routes.route.replicas
         if isinstance(event, service.Start):
             replicas = tuple(self.replica() for _ in range(REPLICAS))
@@ -156,7 +165,7 @@ class World:
 
     def replica(self) -> Replica:
         number = next(self.attempts)
-        return Replica(f"a{number}", "n", Fence(f"a{number}", number, "0" * 64), CONCURRENCY)
+        return Replica(f"a{number}", "n", Fence(f"a{number}", number, "0" * 64), CONCURRENCY, "1" * 64)
 
     # Callers.
 
@@ -173,6 +182,7 @@ class World:
     async def request(self) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
+        self.begun += 1
         body = json.dumps({"stream": True}).encode()
         try:
             status, chunks = await self.gateway.invoke("s", "/v1/chat/completions", body, ACTOR)
@@ -216,5 +226,7 @@ def test_l9_whatever_happens_nothing_waits_past_its_deadline_and_no_slot_is_lost
     assert world.gateway.live == 0
     assert world.gateway.slots.total("s") == 0
     assert not +world.open, "streams that nobody closed"
+    assert len(world.records) == len({record.id for record in world.records}) == world.begun
+    assert {record.outcome for record in world.records} == set(Outcome)
     # The course went everywhere: answers, both kinds of fullness, deadlines, stops, breaks.
     assert {200, 429, 502, 503, 504, "left"} <= set(world.ends), world.ends

@@ -16,7 +16,7 @@ from ficc.domain.service import State
 from ficc.gateway import answers
 from ficc.gateway.answers import HELD_BYTES_MAX, StreamAborted
 from ficc.gateway.relay import Chunks, Gateway, Limits
-from support.gateway import ACTOR, EVENTS, QUIET, Line, ScriptedStream, gateway, head, more, whole
+from support.gateway import ACTOR, EVENTS, QUIET, ROUTE, Line, ScriptedStream, gateway, head, more, whole
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -25,6 +25,11 @@ LATE = Refused("deadline_exceeded", "The deadline passed before the engine was d
 PEER_LOST = Refused("peer_lost", "The connection to the replica broke.")
 EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+PROVENANCE = [
+    (b"x-ficc-generation", b"1"),
+    (b"x-ficc-model-revision", b"1" * 64),
+    (b"x-ficc-plan-digest", b"0" * 64),
+]
 NO_RETRY = (b"x-should-retry", b"false")
 PATIENCE_SECONDS = 10.0
 
@@ -62,7 +67,11 @@ def error_of(body: bytes) -> dict[str, Any]:
 async def test_a_document_goes_out_whole_with_its_length() -> None:
     status, headers, body = await answered(head(), more(b'{"a":'), more(b"1}"), more(end=True))
     assert (status, body) == (200, b'{"a":1}')
-    assert headers == [(b"content-type", b"application/json"), (b"content-length", b"7")]
+    assert headers == [
+        (b"content-type", b"application/json"),
+        *PROVENANCE,
+        (b"content-length", b"7"),
+    ]
 
 
 @pytest.mark.parametrize("why", [LOST, LATE, PEER_LOST], ids=lambda why: why.code)
@@ -158,6 +167,7 @@ async def test_g14_a_stream_tells_proxies_to_gather_nothing() -> None:
         b"content-type": b"text/event-stream",
         b"cache-control": b"no-cache, no-transform",
         b"x-accel-buffering": b"no",
+        **dict(PROVENANCE),
     }
 
 
@@ -299,7 +309,9 @@ async def test_g11_what_comes_instead_of_a_stream_that_has_begun_is_said_in_it(l
     assert made.live == 0
 
 
-@pytest.mark.parametrize(("path", "stream"), [(CHAT, False), (EMBEDDINGS, True)])
+@pytest.mark.parametrize(
+    ("path", "stream"), [(CHAT, False), (EMBEDDINGS, True), ("/v1/completions", False), ("/v1/rerank", True)]
+)
 async def test_g11_a_document_is_waited_for_in_silence(path: str, stream: bool) -> None:
     script = ScriptedStream(QUIET)
     made, _ = gateway(script, limits=SOON)
@@ -311,6 +323,34 @@ async def test_g11_a_document_is_waited_for_in_silence(path: str, stream: bool) 
         await waiting
     assert script.closed
     assert made.live == 0
+
+
+async def test_g11_a_completion_is_kept_alive_as_a_chat_is() -> None:
+    script = (head(EVENTS, EVENT), QUIET, more(DONE, end=True))
+    made, _ = gateway(ScriptedStream(*script), limits=SOON)
+    _, chunks = await ask(made, "/v1/completions", stream=True)
+    assert await whole(chunks) == EVENT + b": keep-alive\n\n" + DONE
+
+
+@pytest.mark.parametrize(
+    ("path", "capability"),
+    [
+        (CHAT, "chat"),
+        ("/v1/completions", "completions"),
+        (EMBEDDINGS, "embeddings"),
+        ("/v1/rerank", "rerank"),
+    ],
+)
+async def test_a_path_needs_its_capability(path: str, capability: str) -> None:
+    for capabilities, expected in ((frozenset({capability}), 200), (ROUTE.capabilities - {capability}, 400)):
+        made, routes = gateway(ScriptedStream(head(data=b"{}", end=True)))
+        routes.route = replace(routes.route, capabilities=capabilities)
+        status, chunks = await ask(made, path)
+        body = await whole(chunks)
+        assert status == expected
+        if status == 400:
+            assert error_of(body)["code"] == "capability_unavailable"
+            assert routes.the_link.sent == []
 
 
 async def test_g11_only_the_deadline_ends_a_quiet_stream() -> None:

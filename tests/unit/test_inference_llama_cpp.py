@@ -17,6 +17,7 @@ from ficc.inference.schema import Specification
 from support.specifications import document, gguf, limits, record, specification
 
 CHAT, EMBEDDINGS = ("POST", "/v1/chat/completions"), ("POST", "/v1/embeddings")
+COMPLETIONS, RERANK = ("POST", "/v1/completions"), ("POST", "/v1/rerank")
 COMMON = "--alias assistant --host /run/ficc/engine.sock --ctx-size 16384 --parallel 4 --threads 2 --threads-http 6"
 
 
@@ -40,6 +41,14 @@ def refusal(model: Manifest | None = None, gpus: int = 0, **changes: Any) -> Ref
         (["chat"], 0, {"gpu_layers": 0}, "--n-gpu-layers 0"),
         (["chat", "embeddings"], 0, {}, "--n-gpu-layers 0 --embeddings --pooling mean"),
         (["embeddings"], 0, {}, "--n-gpu-layers 0 --embeddings --batch-size 4096 --ubatch-size 4096"),
+        (["completions"], 0, {}, "--n-gpu-layers 0"),
+        (["completions", "embeddings"], 0, {}, "--n-gpu-layers 0 --embeddings --pooling mean"),
+        (
+            ["rerank"],
+            0,
+            {},
+            "--n-gpu-layers 0 --embeddings --pooling rank --batch-size 4096 --ubatch-size 4096",
+        ),
         (["chat"], 1, {}, "--n-gpu-layers all"),
         (["chat"], 1, {"gpu_layers": "all"}, "--n-gpu-layers all"),
         (["chat"], 1, {"gpu_layers": 0}, "--n-gpu-layers 0"),
@@ -113,6 +122,9 @@ def test_as_many_threads_as_whole_cores(cpu_millis: int, threads: int) -> None:
         (["embeddings"], (EMBEDDINGS,)),
         (["chat", "embeddings"], (CHAT, EMBEDDINGS)),
         (["embeddings", "chat"], (EMBEDDINGS, CHAT)),
+        (["completions"], (COMPLETIONS,)),
+        (["chat", "completions"], (CHAT, COMPLETIONS)),
+        (["rerank"], (RERANK,)),
     ],
 )
 def test_the_endpoint_admits_what_was_declared_and_nothing_else(
@@ -121,7 +133,7 @@ def test_the_endpoint_admits_what_was_declared_and_nothing_else(
     assert job(specification(), gguf(capabilities)).endpoint == Endpoint(
         transport="unix",
         path_or_port="/run/ficc/engine.sock",
-        routes=routes,
+        routes=(*routes, ("GET", "/health")),
         body_bytes_max=16 << 20,
         concurrency=4,
         upload_input_ids=(),
@@ -139,6 +151,11 @@ def test_the_endpoint_admits_what_was_declared_and_nothing_else(
             ),
         ),
         (["embeddings"], Probe("/v1/embeddings", {"model": "assistant", "input": "."})),
+        (["rerank"], Probe("/v1/rerank", {"model": "assistant", "query": ".", "documents": ["."]})),
+        (
+            ["completions", "embeddings"],
+            Probe("/v1/completions", {"model": "assistant", "prompt": ".", "max_tokens": 1}),
+        ),
     ],
 )
 def test_readiness_is_a_real_answer_over_a_route_of_the_contract(
@@ -216,3 +233,10 @@ def test_more_context_than_the_engine_counts_is_refused() -> None:
     made = job(specification(context=1 << 24, concurrency=64), gguf())
     assert llama_server.parser().parse_args(made.argv[1:]).ctx_size == 1 << 30
     assert refusal(context=1 << 24, concurrency=65).param == "context"
+
+
+@pytest.mark.parametrize("other", ["chat", "completions", "embeddings"])
+def test_a_model_that_ranks_does_nothing_else(other: str) -> None:
+    with pytest.raises(Refused) as caught:
+        job(specification(), gguf(["rerank", other]))
+    assert (caught.value.code, caught.value.param) == ("capability_unavailable", "model_id")

@@ -14,7 +14,7 @@ from support.specifications import NODE, document, limits
 
 def changed(way: str, value: Any) -> dict[str, Any]:
     """The example with one member, by its dotted way, changed; left out where the value is `...`."""
-    made = document(parallelism={"tensor": 1, "pipeline": 1})
+    made = document(parallelism={"tensor": 1, "pipeline": 1}, restart={"on_failure": {}})
     *parents, last = way.split(".")
     here: Any = made
     for parent in parents:
@@ -35,6 +35,7 @@ def accepts(made: dict[str, Any]) -> bool:
 
 
 LIMITS = "placements.0.limits."
+RESTART = "restart.on_failure."
 
 BORDERS: list[tuple[str, list[Any], list[Any]]] = [
     # member, values that pass, values that do not
@@ -68,6 +69,16 @@ BORDERS: list[tuple[str, list[Any], list[Any]]] = [
         [None, [0], [1_000_000], [1] * 64, ...],
         [[], [1] * 65, [-1], [1_000_001], [0.5], ["1"], [True], 1, "1,1"],
     ),
+    (
+        "restart",
+        [None, "never", "on_failure", {"on_failure": {}}, ...],
+        ["always", "", {}, {"never": {}}, {"on_failure": None}, {"on_failure": {"tries": 1}}, True, 5],
+    ),
+    (RESTART + "delay_seconds", [1, 86_400, None], [0, 86_401, 1.5, "1"]),
+    (RESTART + "factor", [1, 10, None], [0, 11, 1.5]),
+    (RESTART + "delay_seconds_max", [1, 86_400, None], [0, 86_401, 1.5]),
+    (RESTART + "failures_max", [1, 15, None], [0, 16, 1.5]),
+    (RESTART + "stable_seconds", [1, 86_400, None], [0, 86_401, 1.5]),
     ("parallelism", [None, {}, ...], [1, [1, 1]]),
     ("parallelism.tensor", [1, 64, ...], [0, 65, 1.0, None]),
     ("parallelism.pipeline", [1, 64, ...], [0, 65, 1.0, None]),
@@ -88,7 +99,7 @@ BORDERS: list[tuple[str, list[Any], list[Any]]] = [
 
 def test_the_example_of_the_interface_passes() -> None:
     made = document(gpu_layers=None, tensor_split=None, parallelism=None)
-    assert Specification.model_validate(made).as_json() == made
+    assert Specification.model_validate(made).as_json() == {**made, "restart": None}
 
 
 @pytest.mark.parametrize(("way", "within", "past"), BORDERS, ids=[border[0] for border in BORDERS])
@@ -148,4 +159,5 @@ def test_the_defaults_of_a_service() -> None:
         "gpu_layers": None,
         "tensor_split": None,
         "parallelism": None,
+        "restart": None,
     }

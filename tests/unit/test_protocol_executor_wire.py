@@ -27,6 +27,7 @@ from ficc.protocol.executor_wire import (
     Head,
     Kind,
     Open,
+    Upload,
     WireError,
 )
 
@@ -62,10 +63,10 @@ def test_a_frame_is_these_bytes() -> None:
 def test_the_numbers_of_version_1() -> None:
     """Two releases that speak version 1 agree on these."""
     assert wire.VERSION == 1
-    control, endpoint = [1, 2, 3, 4, 5], [16, 17, 18, 19, 20, 21]
+    control, endpoint = [1, 2, 3, 4, 5], [16, 17, 18, 19, 20, 21, 22]
     assert [(int(kind), kind.name) for kind in Kind] == [
         *zip(control, ["HELLO", "CALL", "RESULT", "FAILURE", "EVENT"], strict=True),
-        *zip(endpoint, ["OPEN", "OPENED", "REFUSED", "READ", "DATA", "CANCEL"], strict=True),
+        *zip(endpoint, ["OPEN", "OPENED", "REFUSED", "READ", "DATA", "CANCEL", "UPLOAD"], strict=True),
     ]
     assert (HEAD, END, BROKEN) == (1, 2, 4)
     assert (READ_BYTES_MAX, wire.QUEUE_CHUNKS) == (65536, 4)
@@ -73,6 +74,7 @@ def test_the_numbers_of_version_1() -> None:
     assert [PAYLOAD_BYTES_MAX[kind] for kind in Kind] == [
         *(4096, 1 << 24, 1 << 24, 1 << 24, 1 << 24),
         *(fence + 6 + 512 + (64 << 20), 0, 4096, fence, 4 + 256 + 65536, fence),
+        fence + 4 + (256 << 10),
     ]
 
 
@@ -253,6 +255,40 @@ def test_a_malformed_open_says_why(rest: bytes, why: str) -> None:
 def test_the_longest_path_is_512_bytes() -> None:
     request = Open(FENCE, 1, "/" * 512, b"")
     assert wire.decode_open(one(wire.encode_open(1, request)).payload) == request
+
+
+@given(st.integers(0, 2**64 - 1), FENCES, st.integers(0, 2**32 - 1), st.text(), st.lists(st.text()))
+def test_upload_survives_the_wire(
+    stream: int, fence: Fence, deadline: int, model: str, ids: list[str]
+) -> None:
+    request = Upload(fence, deadline, model, tuple(ids))
+    frame = one(wire.encode_upload(stream, request))
+    assert (frame.kind, frame.stream) == (Kind.UPLOAD, stream)
+    assert wire.decode_upload(frame.payload) == request
+
+
+def test_upload_is_these_bytes() -> None:
+    payload = one(wire.encode_upload(1, Upload(FENCE, 258, "a", ("model-0",)))).payload
+    assert payload == FENCE.pack() + b"\x00\x00\x01\x02" + b'{"model":"a","inputs":["model-0"]}'
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"",
+        b"\0\0\0",
+        b"\0\0\0\1",
+        b"\0\0\0\1[]",
+        b'\0\0\0\1{"model":"a"}',
+        b'\0\0\0\1{"model":"a","inputs":"b"}',
+        b'\0\0\0\1{"model":1,"inputs":[]}',
+        b'\0\0\0\1{"model":"a","inputs":[1]}',
+        b'\0\0\0\1{"model":"a","inputs":[],"path":"/x"}',
+    ],
+)
+def test_a_malformed_upload_is_a_wire_error(rest: bytes) -> None:
+    with pytest.raises(WireError):
+        wire.decode_upload(FENCE.pack() + rest)
 
 
 @given(FENCES)

@@ -150,6 +150,7 @@ def test_a_set_of_shards_adds_up(tmp_path: Path) -> None:
     [
         (files.tiny_llama(), ("chat",)),
         (files.tiny_llama(**{"llama.pooling_type": 3}), ("chat",)),
+        (files.tiny_llama(**{"llama.pooling_type": 4}), ("rerank",)),
         (files.tiny_llama(**{"llama.pooling_type": 3, "llama.attention.causal": False}), ("embeddings",)),
         (files.tiny_bert(), ("embeddings",)),
         (files.tiny_gemma3(), ("chat",)),

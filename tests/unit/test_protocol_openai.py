@@ -148,7 +148,12 @@ def test_a_body_is_an_object_within_its_bounds() -> None:
 
 
 def test_each_path_needs_one_capability() -> None:
-    assert openai.CAPABILITY == {"/v1/chat/completions": "chat", "/v1/embeddings": "embeddings"}
+    assert openai.CAPABILITY == {
+        "/v1/chat/completions": "chat",
+        "/v1/completions": "completions",
+        "/v1/embeddings": "embeddings",
+        "/v1/rerank": "rerank",
+    }
 
 
 def test_the_list_of_models_has_openais_shape() -> None:
@@ -354,3 +359,63 @@ def test_an_engines_words_are_repeated_within_bounds() -> None:
 def test_g3_a_fault_inside_a_stream_is_told_in_our_shape(text: bytes, code: str, message: str) -> None:
     refused = openai.engine_fault(text)
     assert (refused.code, refused.message) == (code, message)
+
+
+# What an engine counted.
+
+LLAMA_CPP_LAST = (
+    b'data: {"choices":[{"finish_reason":"length","index":0,"delta":{}}],"object":"chat.completion.chunk",'
+    b'"timings":{"cache_n":5,"prompt_n":26,"prompt_ms":35.8,"predicted_n":4,"predicted_ms":2.1}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("document", "tokens"),
+    [
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}, (3, 4)),
+        ({"usage": {"prompt_tokens": 3, "total_tokens": 3}}, (3, 0)),
+        ({"usage": {"prompt_tokens": 0, "completion_tokens": 0}}, (0, 0)),
+        ({"timings": {"prompt_n": 26, "cache_n": 5, "predicted_n": 4}}, (31, 4)),
+        ({"timings": {"prompt_n": 26, "predicted_n": 4}}, (26, 4)),
+        ({"usage": None, "timings": {"prompt_n": 1, "predicted_n": 2}}, (1, 2)),
+        *(({"usage": usage}, None) for usage in (None, {}, [], "7", {"prompt_tokens": True})),
+        *(({"usage": {"prompt_tokens": n}}, None) for n in (-1, 1.5, "3", 2**53)),
+        ({"timings": {"prompt_n": 1}}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_what_an_answer_says_of_tokens(document: Any, tokens: tuple[int, int] | None) -> None:
+    assert openai.tokens(document) == tokens
+
+
+@pytest.mark.parametrize(
+    ("tail", "tokens"),
+    [
+        (LLAMA_CPP_LAST, (31, 4)),
+        (LLAMA_CPP_LAST.replace(b"\n", b"\r\n"), (31, 4)),
+        (b'data: {"usage":{"prompt_tokens":1,"completion_tokens":2},"choices":[]}\n\ndata: [DONE]\n\n', (1, 2)),
+        (b'data: {"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\ndata:{"usage":null}\n\n', (1, 2)),
+        (b'{"usage":{"prompt_tokens":9,"completion_tokens":9}}\n\ndata: [DONE]\n\n', None),  # cut in front
+        (b'data: {"usage":{"prompt_tokens":1,"comp', None),
+        (b'data: {"choices":[{"delta":{"content":"\\"usage\\": 7"}}]}\n\n', None),
+        (b"", None),
+    ],
+)  # fmt: skip
+def test_what_the_end_of_a_stream_says_of_tokens(tail: bytes, tokens: tuple[int, int] | None) -> None:
+    assert openai.tokens_in_stream(tail) == tokens
+    assert openai.tokens_in_stream(bytearray(tail)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("part", "tokens"),
+    [
+        (b'{"model":"a","usage":{"prompt_tokens":9,"total_tokens":9},"data":[{"embedding":[0.1', (9, 0)),
+        (b'5]}],"usage": {"prompt_tokens":9,"x":{"y":1},"completion_tokens":2}}', (9, 2)),
+        (b'{"text":"\\"usage\\":{\\"prompt_tokens\\":9}"', None),
+        (b'{"usage":{"prompt_tokens":9', None),
+    ],
+)
+def test_what_a_part_of_a_large_answer_says_of_tokens(part: bytes, tokens: tuple[int, int] | None) -> None:
+    assert openai.tokens_in_document(part) == tokens

@@ -280,3 +280,16 @@ def test_an_event_is_one_line_of_json_and_a_blank_one(document: dict[str, str]) 
 )
 def test_what_is_a_stream(content_type: str, expected: bool) -> None:
     assert sse.is_stream(content_type) == expected
+
+
+# What passed.
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 7, 4096, 100_000])
+def test_events_are_counted_and_the_end_is_kept_however_they_are_cut(size: int) -> None:
+    stream = b": a comment\n\n" + b'data: {"content":"data: \\ndata: "}\n\n' * 300 + b"data: [DONE]\n\n"
+    tally = sse.Tally()
+    for at in range(0, len(stream), size):
+        tally.saw(stream[at : at + size])
+    assert tally.events == 301
+    assert tally.tail == (b"\n" + stream)[-sse.TALLY_BYTES_MAX :]

@@ -462,3 +462,65 @@ def test_g20_nesting_that_is_never_closed_is_named_by_its_place(closed: int) -> 
         with pytest.raises(NotJson) as caught:
             read(data)
         assert caught.value.place is not None
+
+
+# The short way of bodies that cannot break a bound.
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b"[",
+                b"]",
+                b"{",
+                b"}",
+                b",",
+                b":",
+                b'"',
+                b"\\",
+                b"NaN",
+                b"Infinity",
+                b"1" * 11,
+                b"0.5",
+                b" ",
+                b"a",
+            ]
+        ),
+        max_size=40,
+    ).map(b"".join)
+)
+def test_what_looks_plain_breaks_no_bound(data: bytes) -> None:
+    if strict_json._is_plain(data, depth_max=3, values_max=20):
+        try:
+            strict_json._check_bounds(data, depth_max=3, values_max=20)
+        except strict_json.NotJson:
+            # What stands on both sides of a string is no neighbour; a parser refuses it in any case.
+            with pytest.raises(strict_json.NotJson):
+                strict_json.parse(data, depth_max=10**6, values_max=10**6)
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        ('{"a":1,"a":2}', False),
+        ('{"\\u0061":1,"a":2}', False),
+        ('{"a\\u0062":1}', True),
+        ('{"é" : 1 ,\n"b":\t2 }', True),
+        ('{"a\tb":1}', False),
+        ('{"a" 1}', False),
+        ("{a:1}", False),
+        ('{"a":1,}', False),
+        ('{"":1}', True),
+    ],
+)
+def test_members_with_names_of_every_kind(text: str, fine: bool) -> None:
+    try:
+        found = strict_json.members(text.encode())
+    except strict_json.NotJson:
+        assert not fine
+        return
+    assert fine
+    assert {name: member.value for name, member in found.members.items()} == json.loads(text)
+    for member in found.members.values():
+        assert json.loads(text[member.start : member.end]) == member.value

@@ -27,6 +27,12 @@ LISTED = Walls.of(
 SECRET = "signature-8f3a"
 
 
+def test_a8_how_little_a_source_may_send_is_as_the_settings_say() -> None:
+    walls = Walls.of(Acquisition(stall_seconds=7, bytes_per_second_min=5))
+    assert (walls.stall_seconds, walls.bytes_per_second_min) == (7, 5)
+    assert Walls.of(Acquisition()).bytes_per_second_min == 1024
+
+
 def refusal(url: str, walls: Walls = OPEN) -> Refused:
     with pytest.raises(Refused) as refused:
         check_url(url, walls)

@@ -15,7 +15,7 @@ import typer
 
 from ficc import __version__
 from ficc.cli import failure, output
-from ficc.cli.commands import chat, content, models, nodes, processes, runtimes, services, tokens
+from ficc.cli.commands import chat, content, models, nodes, processes, runtimes, services, tokens, usage
 from ficc.cli.failure import FAILED, WRONG_USAGE
 from ficc.client.errors import ApiError, Unreachable
 from ficc.domain.errors import Refused
@@ -32,6 +32,8 @@ app.add_typer(runtimes.app, name="runtime")
 app.add_typer(services.app, name="service")
 app.add_typer(nodes.app, name="node")
 app.add_typer(tokens.app, name="token")
+services.app.command("usage")(usage.of_service)
+app.command("usage")(usage.of_project)
 app.command("chat")(chat.chat)
 for command in (processes.up, processes.serve, processes.executor, processes.open_console, processes.doctor):
     name = "open" if command is processes.open_console else command.__name__

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -166,11 +167,38 @@ class EndpointLink(_Connection):
         """
         if len(body) > wire.BODY_BYTES_MAX:
             raise Refused("too_large", f"A body has at most {wire.BODY_BYTES_MAX} bytes.")
+        request = wire.Open(fence, _milliseconds(deadline_seconds), path, body)
+        return await self._begin(fence, lambda number: wire.encode_open(number, request))
+
+    async def upload(
+        self,
+        fence: Fence,
+        model: str,
+        input_ids: Sequence[str],
+        deadline_seconds: float,
+        on_progress: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Let the executor hand admitted inputs to the engine, to be served under this name; what was created.
+        Harmless to repeat. Raises Refused as `open_stream` and `EndpointStream.read` do."""
+        request = wire.Upload(fence, _milliseconds(deadline_seconds), model, tuple(input_ids))
+        stream = await self._begin(fence, lambda number: wire.encode_upload(number, request))
+        try:
+            while True:
+                piece = await stream.read()
+                news: dict[str, Any] = json.loads(piece.data)  # a line is one piece
+                if piece.end:
+                    return news
+                if on_progress is not None:
+                    on_progress(news)
+        finally:
+            stream.close()
+
+    async def _begin(self, fence: Fence, encode: Callable[[int], bytes]) -> EndpointStream:
+        """Open a stream with this frame."""
         number = next(self._numbers)
         stream = EndpointStream(self, number, _packed(fence))
-        request = wire.Open(fence, max(1, int(deadline_seconds * 1000)), path, body)
         # The first read goes along, so that a short answer takes one turn.
-        self._write(wire.encode_open(number, request) + stream.read_frame)
+        self._write(encode(number) + stream.read_frame)
         self._streams[number] = stream
         stream.expect_read()
         try:
@@ -315,6 +343,10 @@ class EndpointStream:
         if self._answer is not None:
             self._answer.cancel()
             self._answer = None
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
 
 
 @lru_cache(maxsize=4096)

@@ -190,7 +190,7 @@ const codes = {
   ),
   preview_changed: words("The plan changed meanwhile", LOOK_AGAIN),
   service_not_stopped: words("The service is not stopped", LOOK_AGAIN),
-  action_not_allowed: words("The service's state does not allow this", LOOK_AGAIN),
+  action_not_allowed: words("Its state does not allow this", LOOK_AGAIN),
   attempt_not_released: words(
     "An earlier attempt still holds its reservation",
     "It is given back as soon as its node confirms that nothing of it is left. Then start again.",
@@ -199,6 +199,14 @@ const codes = {
     "Nobody can know how the last attempt ended",
     "Start a new attempt if that is acceptable; nothing is replayed.",
   ),
+  // workloads
+  input_not_verified: words("The job reads a file that is not here", "Add the model that it is a file of first."),
+  idempotency_conflict: words("The key belongs to another job", "Send another key."),
+  unknown_outcome: words(
+    "Nobody can know how the last attempt ended",
+    "Run the job again if that is acceptable; it begins from its beginning.",
+  ),
+  lease_not_over: words("Its node may still run it", "Release it once its lease is over."),
   gpu_missing: words("Its node has no such GPU", "Replace the service with other limits or another node."),
   runtime_changed: words(
     "Its sandbox provider changed",
@@ -216,6 +224,7 @@ const codes = {
   // inference
   capability_unavailable: words("The model cannot do this"),
   model_not_found: words("The service has another name by now", "Reload the page."),
+  rate_limited: words("This credential or its project asked for too much", TRY_LATER),
   queue_full: words("Every slot is taken", TRY_LATER),
   bodies_full: words("Too many requests are waiting", TRY_LATER),
   service_not_ready: words("The service is not ready", "Send it again once it is."),
@@ -266,12 +275,20 @@ const codes = {
   ready_timeout: words("The engine was not ready in time", LOGS),
   prepare_timeout: words("The engine was not started in time", LOGS),
   readiness_failed: words("The engine does not answer as it should", LOGS),
+  engine_unresponsive: words("The engine stopped answering", LOGS),
+  engine_loading: words("The engine loads its model"),
+  restart_pending: words("It is tried again by itself", LOGS),
   lease_lapsed: words("The lease ran out", "It is tried again by itself once its node is connected."),
   executor_shutdown: words(
     "The executor was shut down",
     "It is tried again by itself once the executor is back.",
   ),
+  job_cancelled: words("Somebody cancelled the job"),
   executor_restarted: words("The executor restarted", "It is tried again by itself."),
+  quarantined: words(
+    "It ended, and what is left of it cannot be removed",
+    "It holds what it reserved until that is gone. The message says what is in the way and what to do.",
+  ),
   end_not_observed: words(
     "Nobody saw how the engine ended",
     "Start a new attempt if that is acceptable; nothing is replayed.",

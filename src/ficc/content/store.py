@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -22,6 +22,8 @@ from ficc.domain.errors import Refused
 from ficc.domain.manifest import SHA256, require_sha256
 
 HASH_BLOCK_BYTES = 4 << 20
+PIECES_AT_ONCE = 1024
+"""What Linux takes in one call (IOV_MAX)."""
 RESERVE_BYTES = 256 << 20
 """Disk space that uploads never take."""
 OWNER_FILE = "installation"
@@ -119,19 +121,16 @@ class ContentStore:
             return 0
 
     @_told
-    def write(self, key: Key, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write at an offset, not yet durable. Raises Refused, OSError."""
-        self._check_space(len(data))
+    def write(self, key: Key, offset: int, *pieces: bytes | bytearray | memoryview) -> None:
+        """Write pieces one after the other at an offset, not yet durable. Raises Refused, OSError."""
+        self._check_space(sum(map(len, pieces)))
         path = self.partial(key)
         made = not path.exists()
         if made:
             self._make_directory(path.parent)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            view = memoryview(data)
-            while view:
-                written = os.pwrite(fd, view, offset)
-                view, offset = view[written:], offset + written
+            _write_all(fd, offset, pieces)
         finally:
             os.close(fd)
         if made:
@@ -299,7 +298,6 @@ class ContentStore:
         return True
 
     @_told
-    @_told
     def empty_bin(self) -> None:
         """Free what is in the bin, whoever moved it there: nobody takes anything out of it."""
         for path in self.bin.iterdir():
@@ -321,6 +319,21 @@ def hash_file(path: Path, progress: Callable[[int], None]) -> hashlib._Hash:
     finally:
         os.close(fd)
     return digest
+
+
+def _write_all(fd: int, offset: int, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+    """One call for many pieces; the kernel may take less of them than it was given."""
+    views = [memoryview(piece) for piece in pieces if piece]
+    while views:
+        written = os.pwritev(fd, views[:PIECES_AT_ONCE], offset)
+        offset += written
+        taken = 0
+        while taken < len(views) and written >= len(views[taken]):
+            written -= len(views[taken])
+            taken += 1
+        del views[:taken]
+        if written:
+            views[0] = views[0][written:]
 
 
 def sync_directory(path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ficc.controller.node_hub.hub import Hub
 from ficc.controller.node_hub.local import LocalNode
 from ficc.controller.operations.access import Access, FirstStart
 from ficc.controller.operations.acquisitions import Acquisitions
+from ficc.controller.operations.audit import AuditReads
 from ficc.controller.operations.authority import Authority
 from ficc.controller.operations.contents import Contents
 from ficc.controller.operations.context import Context
@@ -28,28 +31,39 @@ from ficc.controller.operations.eviction import Eviction
 from ficc.controller.operations.health import Health
 from ficc.controller.operations.hub import HubPreviews
 from ficc.controller.operations.losses import Losses
+from ficc.controller.operations.metering import Metering, Retention
 from ficc.controller.operations.models import Models
 from ficc.controller.operations.nodes import NodeReads
+from ficc.controller.operations.peaks import Peaks
 from ficc.controller.operations.planning import Planning
+from ficc.controller.operations.progress import Progress
 from ficc.controller.operations.routes import RouteTable
 from ficc.controller.operations.services import Services
+from ficc.controller.operations.usage import Usage
+from ficc.controller.operations.workloads import Workloads
 from ficc.controller.reconcilers.attempts import AttemptSteps
 from ficc.controller.reconcilers.leases import LeaseRenewer
 from ficc.controller.reconcilers.reconciler import Reconciler
 from ficc.controller.reconcilers.services import ServiceReconciler
 from ficc.controller.reconcilers.sweeper import Sweeper
+from ficc.controller.reconcilers.workloads import WorkloadReconciler
 from ficc.controller.sources.addresses import Walls
 from ficc.controller.sources.https import Https
 from ficc.controller.sources.hub import Hub as ModelHub
 from ficc.controller.store.database import Database
 from ficc.gateway.app import GatewayApp, Send, is_inference
 from ficc.gateway.intake import Receive, Scope
+from ficc.gateway.limiter import Limiter
 from ficc.gateway.relay import Gateway, Limits
 from ficc.settings import Settings
 
 RESTART_SECONDS = 1.0
 
 log = logging.getLogger("ficc.controller")
+
+
+class UnusableFile(Exception):
+    """A file that a setting names cannot be read, or is not what it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +78,20 @@ class Controller:
     """One controller: an ASGI application, its background work, and the seams for code inside it."""
 
     def __init__(self, settings: Settings) -> None:
+        """Raises UnusableFile."""
         self.settings = settings
         self.context = context = Context(settings, Database(settings.database_url))
         self.contents = Contents(
             context, ContentStore(settings.content_directory, settings.content.reserve_bytes)
         )
         self._look_again = asyncio.Event()
-        self.hub = Hub(context, on_change=self._look_again.set, on_join=self._wake_leases)
+        self._peaks = Peaks(context)
+        self.hub = Hub(
+            context, on_change=self._look_again.set, on_join=self._wake_leases, on_peak=self._peaks.note
+        )
         self.authority = Authority(context, self._recheck)
         self.routes = RouteTable(context, self.hub, self._recheck)
+        self._metering = Metering(context)
         self.gateway = Gateway(
             routes=self.routes,
             authority=self.authority,
@@ -85,24 +104,35 @@ class Controller:
                 body_bytes_total_max=settings.gateway.body_bytes_total_max,
                 keep_alive_seconds=settings.gateway.keep_alive_seconds,
             ),
+            meter=self._metering,
+            limiter=Limiter(settings.limits.of_project),
             new_id=context.new_id,
+            now=context.now,
         )
         self.access = Access(context, self.authority)
         walls = Walls.of(settings.acquisition)
-        self._https = Https(walls)
-        hub = ModelHub(self._https, str(settings.hub.endpoint), _token(settings.hub.token_file))
+        with _naming("acquisition.ca_file", settings.acquisition.ca_file):
+            self._https = Https(walls)
+        with _naming("hub.token_file", settings.hub.token_file):
+            token = _token(settings.hub.token_file)
+        hub = ModelHub(self._https, str(settings.hub.endpoint), token)
         self._acquisitions = Acquisitions(
             context, self.contents, self._https, walls, hub.credential, random.random
         )
         self._losses = Losses(context, self.contents.store)
         load = _GatewayLoad(self.gateway)
         planning = Planning(context, self.hub, Estimates(self.contents.store))
-        self.services = Services(context, self.hub, self.access, load, planning, self._losses)
+        progress = Progress()
+        self.services = Services(context, self.hub, self.access, load, planning, self._losses, progress)
         self.inference = Inference(self.gateway, self.services)
-        steps = AttemptSteps(context, self.hub, self._losses.examine, self._look_again.set)
+        steps = AttemptSteps(context, self.hub, self._losses.examine, self._look_again.set, progress)
         self._reconciler = Reconciler(
-            context, steps, [ServiceReconciler(context, steps, self.services, load)], self._look_again
+            context,
+            steps,
+            [ServiceReconciler(context, steps, self.services, load), WorkloadReconciler(context, steps)],
+            self._look_again,
         )
+        self.workloads = Workloads(context, self.hub, planning, self._losses, steps.beliefs)
         self._leases = LeaseRenewer(context, self.hub)
         self._sweeper = Sweeper(self.contents.orphans, settings.content.sweep_seconds)
         self._local = LocalNode(self.hub, settings.executor_socket)
@@ -117,7 +147,10 @@ class Controller:
                 hub=HubPreviews(hub),
                 eviction=Eviction(context, self.contents),
                 services=self.services,
+                usage=Usage(context),
                 nodes=NodeReads(context, self.hub),
+                workloads=self.workloads,
+                audit=AuditReads(context),
             ),
             callers,
         )
@@ -161,6 +194,9 @@ class Controller:
             ("acquisitions", self._acquisitions.run),
             ("local node", self._local.run),
             ("leases", self._leases.run),
+            ("memory peaks", self._peaks.run),
+            ("metering", self._metering.run),
+            ("retention of usage records", Retention(self.context).run),
             ("reconciler", self._reconciler.run),
             ("sweeper", self._sweeper.run),
         ):
@@ -175,6 +211,7 @@ class Controller:
         self._reconciler.close()
         await self._https.close()
         await self.contents.close()
+        await self._metering.close()
         self.context.database.close()
         await self.gateway.close()
 
@@ -190,6 +227,17 @@ class _GatewayLoad:
 
     def total(self, service_id: str) -> int:
         return self._gateway.slots.total(service_id)
+
+
+@contextmanager
+def _naming(setting: str, file: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:  # an SSLError is the first, too
+        why = getattr(error, "strerror", None) or error
+        raise UnusableFile(
+            f"{setting} {file} cannot be used: {why}. The account {os.geteuid()} reads it."
+        ) from None
 
 
 def _token(file: Path | None) -> str | None:

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 import ficc
 from ficc import lockfile, logs
 from ficc.controller import account
-from ficc.controller.bootstrap import Controller
+from ficc.controller.bootstrap import Controller, UnusableFile
 from ficc.controller.edge import EdgeLimits, edge_protocol
 from ficc.controller.store.database import UnknownSchema
 from ficc.domain.errors import Refused
@@ -55,12 +54,14 @@ def run(settings: Settings) -> None:
     _hold(settings)
     sock = _bind(settings)
     _drop_privileges(settings)
-    _check_files(settings)
     uvloop.run(_serve(settings, sock))
 
 
 async def _serve(settings: Settings, sock: socket.socket) -> None:
-    controller = Controller(settings)
+    try:
+        controller = Controller(settings)
+    except UnusableFile as error:
+        raise SystemExit(f"controller: {error}") from None
     label = OWNER_TOKEN_LABEL if not settings.owner_token_file.exists() else None
     try:
         first = await controller.start(token_label=label)
@@ -199,23 +200,6 @@ def _drop_privileges(settings: Settings) -> None:
             f"controller: cannot go on under its own account: {error.strerror}. Install ficc and keep its state "
             "where other accounts may search every directory above it."
         ) from None
-
-
-def _check_files(settings: Settings) -> None:
-    """What the controller reads has to be readable by its own account."""
-    files = {"acquisition.ca_file": settings.acquisition.ca_file, "hub.token_file": settings.hub.token_file}
-    for name, file in files.items():
-        if file is None:
-            continue
-        try:
-            file.read_bytes()
-            if name == "acquisition.ca_file":
-                ssl.create_default_context(cafile=file)
-        except (OSError, ssl.SSLError) as error:
-            raise SystemExit(
-                f"controller: {name} {file} cannot be used: {error.strerror or error}. The account "
-                f"{os.geteuid()} reads it."
-            ) from None
 
 
 def _write_private(path: Path, text: str) -> None:

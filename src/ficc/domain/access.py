@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ficc.domain.errors import Refused, invalid
+from ficc.domain.limits import UNLIMITED, Allowance
 
-Kind = Literal["session", "token", "service_token"]
+Kind = Literal["session", "token", "service_token", "setting"]
+"""What a caller showed; or a setting of the installation, which acts for who made it."""
 
 SCOPES: tuple[str, ...] = (
     "models:read",
@@ -32,7 +34,7 @@ SCOPES: tuple[str, ...] = (
 class Actor:
     """An authenticated caller with the scopes that hold now. `service_id` is set for a service token,
     which can only invoke that one service. `authority_id` is what is looked up again during a long
-    response."""
+    response. `allowance` is how much inference it may ask for."""
 
     kind: Kind
     authority_id: str
@@ -40,6 +42,7 @@ class Actor:
     project_id: str
     scopes: frozenset[str]
     service_id: str | None = None
+    allowance: Allowance = UNLIMITED
 
     def require(self, *scopes: str) -> None:
         """Raises Refused `denied` naming the first missing scope in `param`."""

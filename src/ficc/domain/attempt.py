@@ -104,13 +104,32 @@ class LoseTrack:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """What is left of it cannot be removed, for this reason; its reservation stays held meanwhile."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class CleanUp:
     """Proof that no process, mount, cgroup or socket of the attempt is left."""
 
 
-Event = Admit | Reject | BeginStaging | Prepare | IntendStart | Run | RequestStop | End | LoseTrack | CleanUp
+Event = (
+    Admit
+    | Reject
+    | BeginStaging
+    | Prepare
+    | IntendStart
+    | Run
+    | RequestStop
+    | End
+    | LoseTrack
+    | Quarantine
+    | CleanUp
+)
 EVENTS: tuple[type, ...] = (
-    Admit, Reject, BeginStaging, Prepare, IntendStart, Run, RequestStop, End, LoseTrack, CleanUp,
+    Admit, Reject, BeginStaging, Prepare, IntendStart, Run, RequestStop, End, LoseTrack, Quarantine, CleanUp,
 )  # fmt: skip
 
 _S = State
@@ -141,6 +160,7 @@ TRANSITIONS: Mapping[tuple[State, type], State] = {
     (_S.STOPPING, RequestStop): _S.STOPPING,
     (_S.STOPPING, End): _S.FINISHED,
     (_S.STOPPING, LoseTrack): _S.FINISHED,
+    (_S.FINISHED, Quarantine): _S.FINISHED,
     (_S.FINISHED, CleanUp): _S.RELEASED,
 }
 
@@ -150,74 +170,45 @@ LIVE = frozenset(_S) - {_S.FINISHED, _S.RELEASED}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`ending` is set while STOPPING: how the attempt will have ended once its end is observed."""
+    """`ending` is set while STOPPING: how the attempt will have ended once its end is observed. `quarantine` says why
+    an attempt that ended is not released yet."""
 
     state: State = State.PLANNED
     start_intended: bool = False
     outcome: Outcome | None = None
     reason: Reason | None = None
     ending: Outcome | None = None
+    quarantine: Reason | None = None
 
 
-# Effects: what the executor does once the record is durable.
+def advance(record: Record, event: Event) -> Record:
+    """The record after the event. Raises IllegalTransition for an event that the state does not admit.
 
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Bring the inputs in place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Make the sandbox. Only ever follows a durable start intent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """Ask the process to end, kill the whole sandbox after the grace, observe its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """Remove everything the attempt left, and prove it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnCapacity:
-    pass
-
-
-Effect = Stage | Launch | Terminate | Remove | ReturnCapacity
-
-
-def advance(record: Record, event: Event) -> tuple[Record, tuple[Effect, ...]]:
-    """The record after the event, and what has to be done about it.
-
-    Raises IllegalTransition for an event that the state does not admit.
+    What is to be done follows from the record alone, so that whoever reads it again after a crash does the same.
     """
     after = replace(record, state=next_state(TRANSITIONS, record.state, event))
     match event:
-        case Admit() | BeginStaging():
-            return after, (Stage(),) if isinstance(event, BeginStaging) else ()
+        case Admit() | BeginStaging() | Prepare() | Run():
+            return after
+        case Quarantine(reason):
+            return replace(after, quarantine=reason)
+        case CleanUp():
+            return replace(after, quarantine=None)
         case Reject(reason):
-            return replace(after, outcome=Outcome.FAILED, reason=reason), (Remove(),)
-        case Prepare() | Run():
-            return after, ()
+            return replace(after, outcome=Outcome.FAILED, reason=reason)
         case IntendStart():
-            return replace(after, start_intended=True), (Launch(),)
+            return replace(after, start_intended=True)
         case RequestStop(reason, outcome):
             if record.state is State.STOPPING:
-                return record, ()  # the first cause stands
-            return replace(after, ending=outcome, reason=reason), (Terminate(),)
+                return record  # the first cause stands
+            return replace(after, ending=outcome, reason=reason)
         case End(outcome, reason):
             if record.ending is not None:
                 outcome, reason = record.ending, record.reason or reason
-            return replace(after, outcome=outcome, reason=reason), (Remove(),)
+            return replace(after, outcome=outcome, reason=reason)
         case LoseTrack(reason):
             outcome = Outcome.UNKNOWN if record.start_intended else Outcome.CANCELLED
-            return replace(after, outcome=outcome, reason=reason), (Remove(),)
-        case CleanUp():
-            return after, (ReturnCapacity(),)
+            return replace(after, outcome=outcome, reason=reason)
 
 
 _ORDER = {state: place for place, state in enumerate(State)}
@@ -226,7 +217,11 @@ _ORDER = {state: place for place, state in enumerate(State)}
 def later(one: Record, other: Record) -> Record:
     """Whichever of two reports of one attempt is further on, for a listener to whom they may come out of
     order: a lifecycle never goes back."""
-    return other if _ORDER[other.state] >= _ORDER[one.state] else one
+    return other if _progress(other) >= _progress(one) else one
+
+
+def _progress(record: Record) -> tuple[int, bool]:
+    return _ORDER[record.state], record.quarantine is not None
 
 
 REPLICA_STATES = (
@@ -257,11 +252,12 @@ def as_json(record: Record) -> dict[str, Any]:
         "outcome": None if record.outcome is None else record.outcome.value,
         "reason": None if record.reason is None else record.reason.as_json(),
         "ending": None if record.ending is None else record.ending.value,
+        "quarantine": None if record.quarantine is None else record.quarantine.as_json(),
     }
 
 
 def from_json(document: Mapping[str, Any]) -> Record:
-    reason = document.get("reason")
+    reason, quarantine = document.get("reason"), document.get("quarantine")
     outcome, ending = document.get("outcome"), document.get("ending")
     return Record(
         state=State(document["state"]),
@@ -269,4 +265,5 @@ def from_json(document: Mapping[str, Any]) -> Record:
         outcome=None if outcome is None else Outcome(outcome),
         reason=None if reason is None else Reason(reason["code"], reason["message"]),
         ending=None if ending is None else Outcome(ending),
+        quarantine=None if quarantine is None else Reason(quarantine["code"], quarantine["message"]),
     )

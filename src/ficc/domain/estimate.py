@@ -107,6 +107,8 @@ class Estimate:
     margin_bytes: int = 0
     devices: tuple[DeviceMemory, ...] = ()
     """Empty when nothing is known of how the model is divided."""
+    measured_peak_bytes: int | None = None
+    """The most that an attempt under the same settings took of the host's memory, once one ran."""
 
     @property
     def total_bytes(self) -> int:
@@ -131,13 +133,14 @@ class Estimate:
         }
 
     def in_full(self) -> dict[str, Any]:
-        """The same with the margin, each term's basis and each device's part."""
+        """The same with the margin, what was measured, each term's basis and each device's part."""
         known = {
             name: amount for name, amount in self.as_json().items() if name in TERMS and amount is not None
         }
         return {
             **self.as_json(),
             "margin_bytes": self.margin_bytes,
+            "measured_peak_bytes": self.measured_peak_bytes,
             "bases": {name: self.bases.get(name, self.basis) for name in known},
             "devices": [part.as_json() for part in self.devices],
         }
@@ -225,17 +228,17 @@ def from_shape(
 
 
 def with_measured(estimate: Estimate, peak_bytes: int) -> Estimate:
-    """Corrected by the peak, in the host's memory, of an attempt with the same model, runtime, context and
+    """Corrected by the highest peak, in the host's memory, of attempts with the same model, runtime, context and
     concurrency.
 
-    The terms stay; the overhead becomes what is left of the peak. An attempt that never filled its context
-    did not touch all of its buffers, so a peak below the other terms does not lower these."""
-    others = estimate.host_bytes - estimate.overhead_bytes
-    overhead = max(0, peak_bytes - others)
-    change = overhead - estimate.overhead_bytes
+    A peak is a floor: an attempt that never filled its context did not touch all of its buffers. So one above the
+    estimate raises the overhead by what is missing, and one below it lowers nothing, and is shown beside."""
+    missing = peak_bytes - estimate.host_bytes
+    if missing <= 0:
+        return replace(estimate, measured_peak_bytes=peak_bytes)
     return replace(
         estimate,
-        overhead_bytes=overhead,
+        overhead_bytes=estimate.overhead_bytes + missing,
         basis="measured",
         bases={
             **{term: estimate.bases.get(term, estimate.basis) for term in TERMS},
@@ -243,9 +246,10 @@ def with_measured(estimate: Estimate, peak_bytes: int) -> Estimate:
         },
         margin_bytes=int(peak_bytes * MARGIN_MEASURED),
         devices=tuple(
-            replace(part, overhead_bytes=part.overhead_bytes + change) if part.device == "host" else part
+            replace(part, overhead_bytes=part.overhead_bytes + missing) if part.device == "host" else part
             for part in estimate.devices
         ),
+        measured_peak_bytes=peak_bytes,
     )
 
 
@@ -257,9 +261,10 @@ def _cache_type(name: str) -> tuple[int, int]:
 
 def _batch(capabilities: Sequence[Capability], context: int) -> tuple[int, bool]:
     """The physical batch, and whether each of its tokens has an output: as the llama_cpp adapter sets them."""
-    if "embeddings" not in capabilities:
+    if not {"embeddings", "rerank"} & set(capabilities):
         return BATCH_TOKENS, False
-    return (BATCH_TOKENS if "chat" in capabilities else min(context, EMBEDDING_BATCH_TOKENS_MAX)), True
+    generates = bool({"chat", "completions"} & set(capabilities))
+    return BATCH_TOKENS if generates else min(context, EMBEDDING_BATCH_TOKENS_MAX), True
 
 
 def _up_to(multiple: int, count: int) -> int:

@@ -272,6 +272,40 @@ def check_ended(body: Body, at: int) -> Retry | None:
     return Retry(_unavailable(f"The source ended the answer at {at}, before its end at {body.end}."))
 
 
+# How fast it has to come.
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What a source sends while it is waited for, held against the least rate that is borne.
+
+    The rate is that of a window: of `window_seconds` of waiting, and of the wait that ends it. What did not
+    have to be waited for costs no time, so a reader that is slow itself never finds its source slow. A
+    `bytes_per_second_min` of 0 bears any rate.
+    """
+
+    bytes_per_second_min: int
+    window_seconds: float
+    seconds: float = 0.0
+    count: int = 0
+
+    def after(self, count: int, seconds: float) -> Flow:
+        """After `count` bytes for which the source was waited for so long."""
+        if self.seconds >= self.window_seconds:
+            return replace(self, seconds=seconds, count=count)
+        return replace(self, seconds=self.seconds + seconds, count=self.count + count)
+
+    @property
+    def is_too_slow(self) -> bool:
+        return self.seconds >= self.window_seconds and self.count < self.bytes_per_second_min * self.seconds
+
+
+def is_progress(count: int, seconds: float, bytes_per_second_min: int) -> bool:
+    """Whether an attempt that made `count` bytes durable in so many seconds got on. One that was given up for
+    its silence or its rate did not, as long as what it had brought before does not make up for it."""
+    return count > 0 and count >= bytes_per_second_min * seconds
+
+
 # When to ask again.
 
 
@@ -322,7 +356,7 @@ def _rate_limit(text: str) -> float | None:
 class Backoff:
     """How patient the download of one file still is.
 
-    `failures` counts attempts since the last byte that became durable. `restarts` counts how often the file
+    `failures` counts attempts since the last one that got on. `restarts` counts how often the file
     began again at 0, over the whole download: every restart is followed by progress, which would otherwise
     let a source that never continues be asked for ever.
     """
@@ -332,7 +366,7 @@ class Backoff:
     restarts: int = 0
 
     def progressed(self) -> Backoff:
-        """Bytes became durable."""
+        """An attempt got on."""
         return replace(self, failures=0) if self.failures else self
 
     def failed(self, retry: Retry, *, luck: float) -> tuple[Backoff, float]:
@@ -347,8 +381,8 @@ class Backoff:
         if failures >= self.attempts_max:
             raise Refused(
                 retry.reason.code,
-                f"{retry.reason.message} Attempts since the last new byte: {failures}. What is durable stays; "
-                "acquiring again continues from there.",
+                f"{retry.reason.message} Attempts that brought nothing, or too little: {failures}. What is durable "
+                "stays; acquiring again continues from there.",
                 details={"attempts": failures},
             )
         doublings = min(failures - 1, 30)  # far past the cap, far below what overflows

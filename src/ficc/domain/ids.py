@@ -6,12 +6,14 @@ Source: the ULID specification (48-bit milliseconds, 80 random bits, Crockford b
 from __future__ import annotations
 
 import re
+import struct
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _BASE_32 = str.maketrans(ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 """To the digits that `int` knows."""
 _FORM = re.compile(rf"[0-7][{ALPHABET}]{{25}}")
 _PAIRS = [first + second for first in ALPHABET for second in ALPHABET]
+_HALVES = struct.Struct(">QQ").unpack
 LENGTH = 26
 RANDOM_BYTES = 10
 
@@ -27,8 +29,13 @@ def from_bytes(raw: bytes) -> str:
     """The 26-character form of 16 bytes."""
     if len(raw) != 16:
         raise ValueError("an identifier has 16 bytes")
-    value = int.from_bytes(raw, "big")
-    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
+    high, low = _HALVES(raw)  # two machine words, written out: ids are made for every request
+    return (
+        f"{_PAIRS[high >> 56]}{_PAIRS[high >> 46 & 1023]}{_PAIRS[high >> 36 & 1023]}"
+        f"{_PAIRS[high >> 26 & 1023]}{_PAIRS[high >> 16 & 1023]}{_PAIRS[high >> 6 & 1023]}"
+        f"{_PAIRS[(high & 63) << 4 | low >> 60]}{_PAIRS[low >> 50 & 1023]}{_PAIRS[low >> 40 & 1023]}"
+        f"{_PAIRS[low >> 30 & 1023]}{_PAIRS[low >> 20 & 1023]}{_PAIRS[low >> 10 & 1023]}{_PAIRS[low & 1023]}"
+    )
 
 
 def to_bytes(text: str) -> bytes:

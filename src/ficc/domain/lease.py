@@ -139,9 +139,12 @@ def believed_over(belief: Belief, boot_id: str, now_ns: int, seen_ns: int) -> bo
     """Whether the grantor, which has known of this belief since `seen_ns`, may hold the lease to be over. What
     was written in another boot, or by another controller, says nothing about this clock: then it waits as
     long as for a grant that it just saw."""
-    if belief.boot_id == boot_id:
-        return now_ns >= belief.over_ns
-    return now_ns >= over_for_grantor(seen_ns, belief.ttl_seconds)
+    return now_ns >= over_in_this_boot(belief, boot_id, seen_ns)
+
+
+def over_in_this_boot(belief: Belief, boot_id: str, seen_ns: int) -> int:
+    """The moment that `believed_over` goes by, on the grantor's own clock."""
+    return belief.over_ns if belief.boot_id == boot_id else over_for_grantor(seen_ns, belief.ttl_seconds)
 
 
 def renewal_interval_seconds(ttl_seconds: int) -> float:

@@ -25,7 +25,7 @@ URL_CHARACTERS_MAX = 2048
 TEXT_CHARACTERS_MAX = 256
 
 Format = Literal["gguf", "safetensors"]
-Capability = Literal["chat", "embeddings"]
+Capability = Literal["chat", "completions", "embeddings", "rerank"]
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -130,8 +130,11 @@ class ModelShape:
         return tuple(all(attention) or not attends for attends in attention)
 
     def capabilities(self, chat_template: bool) -> tuple[Capability, ...]:
-        """What the header lets a model be asked for: embeddings of a model that declares a pooling (and is
-        an encoder, or has no template to chat by), else chat when there is a template."""
+        """What the header lets a model be asked for: a ranking of a model that pools to a rank; embeddings of a
+        model that declares another pooling (and is an encoder, or has no template to chat by); else chat when
+        there is a template."""
+        if self.pooling == "rank":
+            return ("rerank",)
         pools = self.pooling in ("mean", "cls", "last")
         if pools and (self.is_encoder or not self.causal or not chat_template):
             return ("embeddings",)

@@ -23,6 +23,7 @@ ARGUMENTS_MAX = 256
 ARGUMENT_BYTES_MAX = 4096
 ENVIRONMENT_MAX = 64
 INPUTS_MAX = 4096
+OUTPUTS_MAX = 64
 ROUTES_MAX = 16
 PATH_BYTES_MAX = 512
 BODY_BYTES_MAX = 16 << 20
@@ -198,6 +199,7 @@ class Plan:
         _check_command(self.argv, self.environment)
         _check_limits(self.limits)
         _check_inputs(self.inputs)
+        _check_outputs(self.outputs)
         if self.endpoint is not None:
             _check_endpoint(self.endpoint, self.inputs)
         # As many bytes as the canonical form has, in another order, and much faster to make.
@@ -249,6 +251,16 @@ def _check_inputs(inputs: Sequence[Input]) -> None:
         problem = name_problem(entry.name)
         if problem or not SHA256.fullmatch(entry.sha256) or not _amount(entry.bytes) or not _plain(entry.id):
             raise invalid(f"Input {entry.name!r}: {problem or 'no SHA-256, size or id.'}", "plan.inputs")
+
+
+def _check_outputs(outputs: Sequence[str]) -> None:
+    """An output is a file below the sandbox's /run/ficc, by its relative path there."""
+    if len(set(outputs)) != len(outputs) or len(outputs) > OUTPUTS_MAX:
+        raise invalid(f"outputs are distinct names, at most {OUTPUTS_MAX}.", "plan.outputs")
+    for name in outputs:
+        problem = name_problem(name)
+        if problem:
+            raise invalid(f"Output {name!r}: {problem}", "plan.outputs")
 
 
 def _check_endpoint(endpoint: Endpoint, inputs: Sequence[Input]) -> None:

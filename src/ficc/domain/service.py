@@ -14,6 +14,7 @@ from enum import StrEnum
 from ficc.domain.attempt import Outcome
 from ficc.domain.errors import Reason, Refused
 from ficc.domain.lifecycle import next_state
+from ficc.domain.restart import Again
 
 
 class State(StrEnum):
@@ -74,7 +75,7 @@ class NoneReady:
 
 @dataclass(frozen=True, slots=True)
 class NoneLeft:
-    """Every replica ended, and none will be tried again."""
+    """Every replica ended, and none is to be tried again."""
 
     reason: Reason
 
@@ -118,6 +119,7 @@ TRANSITIONS: Mapping[tuple[State, type], State] = {
     (_S.STOPPED, Start): _S.STARTING,
     (_S.STOPPED, Replace): _S.STARTING,
     (_S.STOPPED, Stop): _S.STOPPED,
+    (_S.FAILED, NoneReady): _S.STARTING,
     (_S.FAILED, Start): _S.STARTING,
     (_S.FAILED, Replace): _S.STARTING,
     (_S.FAILED, Stop): _S.STOPPED,
@@ -136,68 +138,33 @@ class Record:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanReplicas:
-    """Create one attempt per placement, of this generation."""
+def advance(record: Record, event: Event) -> Record:
+    """The record after the event. Raises IllegalTransition.
 
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopReplicas:
-    pass
-
-
-Effect = PlanReplicas | StopReplicas
-
-
-def advance(record: Record, event: Event) -> tuple[Record, tuple[Effect, ...]]:
-    """The record after the event, and what has to be done about it. An event that changes nothing
-    leaves the revision as it is. Raises IllegalTransition."""
+    An event that changes nothing leaves the revision as it is. What is to be done follows from the record alone:
+    replicas are wanted of its generation unless it is stopping or ended.
+    """
     after = replace(record, state=next_state(TRANSITIONS, record.state, event))
-    effects: tuple[Effect, ...] = ()
     match event:
         case Start() | Replace():
             generation = record.generation + 1
             after = replace(after, desired=Desired.RUNNING, generation=generation, reason=None)
-            effects = (PlanReplicas(generation),)
-        case Drain():
+        case Drain() | Stop():
             after = replace(after, desired=Desired.STOPPED)
-        case Stop():
-            after = replace(after, desired=Desired.STOPPED)
-            effects = (StopReplicas(),) if after.state is State.STOPPING else ()
-        case Idle():
-            effects = (StopReplicas(),)
         case NoneLeft(reason):
             after = replace(after, reason=reason)
-        case AllReady():
+        case AllReady() | NoneReady():
             after = replace(after, reason=None)
-        case SomeReady() | NoneReady() | AllEnded():
+        case SomeReady() | Idle() | AllEnded():
             pass
     if after != record:
         after = replace(after, revision=record.revision + 1)
-    return after, effects
-
-
-INTERRUPTIONS = frozenset(
-    {
-        "executor_shutdown",
-        "executor_restarted",
-        "lease_lapsed",
-        "start_not_confirmed",
-        # These three end an attempt `unknown` if its start was intended, and then it is not tried again.
-        "lease_over",
-        "node_rebooted",
-        "attempt_unknown",
-    }
-)
-"""Reasons of ends that say nothing about the engine: the machine, its processes or its connection went
-away. A replica that ended so is tried again, in the same generation, once its attempt is released."""
+    return after
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One replica as its current attempt has it."""
+    """One replica as its current attempt has it; `again` once that ended and another is to follow."""
 
     attempt_id: str
     live: bool
@@ -205,21 +172,14 @@ class Replica:
     released: bool = False
     outcome: Outcome | None = None
     reason: Reason | None = None
-
-    @property
-    def interrupted(self) -> bool:
-        return (
-            self.outcome in (Outcome.FAILED, Outcome.CANCELLED)
-            and self.reason is not None
-            and self.reason.code in INTERRUPTIONS
-        )
+    again: Again | None = None
 
 
 def observe(record: Record, replicas: Sequence[Replica], *, idle: bool) -> Event | None:
     """What the replicas amount to, as an event that the state admits, or None when there is nothing
     to tell."""
     if record.state in ENDED:
-        return None
+        return NoneReady() if _comes_back(record, replicas) else None
     if record.state in (State.DRAINING, State.STOPPING):
         if not any(replica.live for replica in replicas):
             return AllEnded()
@@ -227,10 +187,17 @@ def observe(record: Record, replicas: Sequence[Replica], *, idle: bool) -> Event
     ready = sum(replica.ready for replica in replicas)
     if ready:
         return AllReady() if ready == len(replicas) else SomeReady()
-    if any(replica.live or replica.interrupted for replica in replicas):
+    if any(replica.live or replica.again for replica in replicas):
         return NoneReady()
     ended = [replica.reason for replica in replicas if replica.reason]
     return NoneLeft(ended[0] if ended else Reason("no_replicas", "The service has no replica."))
+
+
+def _comes_back(record: Record, replicas: Sequence[Replica]) -> bool:
+    """Whether a service that had failed is only interrupted after all: a node that was given up came back and
+    said how its attempt ended."""
+    wanted = record.state is State.FAILED and record.desired is Desired.RUNNING
+    return wanted and any(replica.again is not None and replica.again.interrupted for replica in replicas)
 
 
 def as_reached(record: Record, replicas: Sequence[Replica]) -> State:
@@ -240,7 +207,7 @@ def as_reached(record: Record, replicas: Sequence[Replica]) -> State:
     if record.state not in ROUTABLE:
         return record.state
     event = observe(record, replicas, idle=False)
-    return advance(record, event)[0].state if isinstance(event, (SomeReady, NoneReady)) else record.state
+    return advance(record, event).state if isinstance(event, (SomeReady, NoneReady)) else record.state
 
 
 def check_start(record: Record, replicas: Sequence[Replica], *, acknowledge_unknown: bool) -> None:

@@ -1,17 +1,26 @@
 """What a controller does next about one attempt: a decision from what it wants, what it recorded and what
 the attempt's executor says now.
 
-The executor's word is the truth and the record follows it. Two things are never inferred: that a start which
-got no answer did not happen, and that an attempt whose node is silent has ended before its lease is over.
+The executor's word is the truth and the record follows it, forward only: another controller may have heard
+more. What is never inferred: that a start which got no answer did not happen, that an attempt whose node is
+silent has ended before its lease is over, and that an executor knows nothing of an attempt that it was not
+asked about.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ficc.domain import attempt
 from ficc.domain.attempt import Outcome, State
 from ficc.domain.errors import Reason
+
+STOPPED = Reason("service_stopped", "The service was stopped.")
+LEASE_OVER = Reason("lease_over", "The node has not answered since before its lease ended.")
+START_NOT_CONFIRMED = Reason(
+    "start_not_confirmed", "The answer to the start was lost and it had not happened."
+)
+GONE = Reason("attempt_unknown", "The executor knows nothing of the attempt any more.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,10 @@ class View:
     start_under_way: bool
     overdue: Reason | None
     admit_under_way: bool = False
+    denied: bool = False
+    """The executor was asked after the attempt was admitted, and says that it knows no such attempt."""
+    unwanted: Reason = STOPPED
+    """Why the attempt is to end, once it is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,11 @@ class Apply:
     """Record an event that the controller itself observed."""
 
     event: attempt.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the executor about an attempt that it has not mentioned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +90,12 @@ class Probe:
     """Ask the engine for a real answer."""
 
 
-Step = Wait | Follow | Apply | SendAdmit | SendStart | SendStop | Probe
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """See that the engine, which was ready, goes on answering."""
 
-STOPPED = Reason("service_stopped", "The service was stopped.")
-LEASE_OVER = Reason("lease_over", "The node has not answered since before its lease ended.")
-START_NOT_CONFIRMED = Reason(
-    "start_not_confirmed", "The answer to the start was lost and it had not happened."
-)
-GONE = Reason("attempt_unknown", "The executor knows nothing of the attempt any more.")
+
+Step = Wait | Follow | Apply | Ask | SendAdmit | SendStart | SendStop | Probe | Watch
 
 
 def next_step(view: View) -> Step:
@@ -93,11 +109,11 @@ def next_step(view: View) -> Step:
     if not view.connected:
         return Apply(attempt.LoseTrack(LEASE_OVER)) if view.lease_over else Wait()
     if view.reported is None:
-        return Apply(attempt.LoseTrack(GONE))
+        return Apply(attempt.LoseTrack(GONE)) if view.denied else Ask()
     if _ahead(record, view.reported):
         return _start_in_question(view)
     if view.reported != record:
-        return Follow(view.reported)
+        return Follow(view.reported) if attempt.later(record, view.reported) is view.reported else Wait()
     return _act(view)
 
 
@@ -107,10 +123,19 @@ def _finished(view: View) -> Step:
         if view.reported.state in attempt.LIVE:
             stopping = view.reported.state is State.STOPPING
             return Wait() if stopping else SendStop(LEASE_OVER, Outcome.CANCELLED)
-        return Follow(view.reported) if view.reported != view.record else Wait()
-    if view.connected or not view.leased:
+        said = _without_another_outcome(view.record, view.reported)
+        return Follow(said) if attempt.later(view.record, said) is said and said != view.record else Wait()
+    if not view.leased or (view.connected and view.denied):
         return Apply(attempt.CleanUp())
-    return Wait()
+    return Ask() if view.connected else Wait()
+
+
+def _without_another_outcome(record: attempt.Record, reported: attempt.Record) -> attempt.Record:
+    """What nobody could know is known once the executor says it; any other outcome stays as it was recorded. It
+    differs where an admission arrived after its attempt had been given up, and lapsed at once."""
+    if record.outcome is Outcome.UNKNOWN:
+        return reported
+    return replace(reported, outcome=record.outcome, reason=record.reason)
 
 
 def _planned(view: View) -> Step:
@@ -124,7 +149,7 @@ def _planned(view: View) -> Step:
         return SendAdmit()
     if view.connected or not view.leased or view.lease_over:
         if not view.wanted:
-            return Apply(attempt.End(Outcome.CANCELLED, STOPPED))
+            return Apply(attempt.End(Outcome.CANCELLED, view.unwanted))
         if view.overdue is not None:
             return Apply(attempt.End(Outcome.FAILED, view.overdue))
     return Wait()
@@ -150,11 +175,11 @@ def _act(view: View) -> Step:
     if record.state not in attempt.LIVE or record.state is State.STOPPING:
         return Wait()
     if not view.wanted:
-        return SendStop(STOPPED, Outcome.CANCELLED)
+        return SendStop(view.unwanted, Outcome.CANCELLED)
     if view.overdue is not None:
         return SendStop(view.overdue, Outcome.FAILED)
     if record.state is State.PREPARED:
         return SendStart()
-    if record.state is State.RUNNING and not view.ready:
-        return Probe()
+    if record.state is State.RUNNING:
+        return Watch() if view.ready else Probe()
     return Wait()

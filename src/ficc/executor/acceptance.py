@@ -42,8 +42,6 @@ def check(fence: Fence, plan: Plan, executor_id: str, provider: Provider) -> Non
     for name, least in LEAST.items():
         if getattr(plan.limits, name) < least:
             raise invalid(f"{name} is at least {least} here.", f"plan.limits.{name}")
-    if plan.outputs:
-        raise invalid("This executor keeps no outputs; leave them out.", "plan.outputs")
     endpoint = plan.endpoint
     if endpoint is not None and endpoint.transport not in provider.transports:
         raise invalid(

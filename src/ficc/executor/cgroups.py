@@ -24,6 +24,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 CPU_PERIOD_US = 100_000
 EMPTY_SECONDS = 5.0
 """How long a killed group may take until it is empty."""
+MOVE_SECONDS = 5.0
+"""How long the processes of a delegated group may go on having children in it while they are moved."""
 POLL_SECONDS = 0.002
 LEAF = "ficc-processes"
 """Where the processes of a delegated v2 group move to: its inner groups may hold none."""
@@ -149,9 +151,8 @@ class Tree:
         try:
             base.mkdir(exist_ok=True)
             if self.v2_controllers:
-                _leave_to_a_leaf(own)
                 enable = " ".join(f"+{c}" for c in sorted(self.v2_controllers))
-                (own / "cgroup.subtree_control").write_text(enable)
+                _divide(own, enable)
                 (base / "cgroup.subtree_control").write_text(enable)
         except OSError as error:
             if self.v2_controllers:
@@ -197,6 +198,21 @@ class Tree:
     def bases(self) -> list[Path]:
         """The subtree's directory in each hierarchy, in the order in which they are made."""
         return [*([self.v2] if self.v2 is not None else []), *self.v1.values()]
+
+
+def _divide(own: Path, enable: str) -> None:
+    """Enable controllers for the groups below this one, which must be empty for that: while its processes are
+    moved others may be born in it, so it is tried until none is left. Raises OSError."""
+    until = time.monotonic() + MOVE_SECONDS
+    while True:
+        _leave_to_a_leaf(own)
+        try:
+            (own / "cgroup.subtree_control").write_text(enable)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > until:
+                raise
+        else:
+            return
 
 
 def _leave_to_a_leaf(own: Path) -> None:

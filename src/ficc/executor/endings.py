@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
+from pathlib import Path
 
 from ficc import clock
 from ficc.domain import attempt
@@ -24,19 +26,20 @@ def of_exit(
     """The end of a payload that was seen to end."""
     if ended.status == 0 and plan.endpoint is None:
         return attempt.End(Outcome.SUCCEEDED, Reason("exited", "The command exited with status 0."))
+    what = _what(plan)
     if lapsed and ended.signal == signal.SIGKILL:
         return attempt.End(Outcome.FAILED, LAPSED)
     if out_of_memory:
-        text = f"The engine was killed at its memory limit of {size(plan.limits.memory_bytes)}."
+        text = f"The {what} was killed at its memory limit of {size(plan.limits.memory_bytes)}."
         return attempt.End(Outcome.FAILED, Reason("out_of_memory", text))
     besides = ""
     if process_limit_hits:
         besides = f"; it had reached its limit of {plan.limits.processes} processes"
     if ended.signal is None:
-        text = f"The engine exited with status {ended.status}{besides}."
+        text = f"The {what} exited with status {ended.status}{besides}."
         return attempt.End(Outcome.FAILED, Reason("engine_exited", text))
     itself = "" if ended.status is None else f", or exited with status {ended.status} itself"
-    text = f"The engine was ended by signal {ended.signal}{itself}{besides}."
+    text = f"The {what} was ended by signal {ended.signal}{itself}{besides}."
     return attempt.End(Outcome.FAILED, Reason("engine_killed", text))
 
 
@@ -44,7 +47,26 @@ def not_launched(plan: Plan, what: str, *, out_of_memory: bool) -> attempt.End:
     """The end of an attempt whose payload never ran."""
     if out_of_memory:
         what = f"a sandbox cannot be made within a memory limit of {size(plan.limits.memory_bytes)}."
-    return attempt.End(Outcome.FAILED, Reason("launch_failed", f"The engine was not started: {what}"))
+    return attempt.End(Outcome.FAILED, Reason("launch_failed", f"The {_what(plan)} was not started: {what}"))
+
+
+def _what(plan: Plan) -> str:
+    """What runs, as people call it."""
+    return "command" if plan.endpoint is None else "engine"
+
+
+def not_removed(pids: Iterable[int], groups: Iterable[Path]) -> Reason:
+    """Why an attempt that ended is not released, and what to do about it."""
+    processes = ", ".join(map(str, sorted(pids)))
+    left = f"processes {processes} do not end" if processes else "its control groups cannot be removed"
+    where = ", ".join(str(path) for path in groups if path.exists())
+    text = (
+        f"The attempt ended, but {left} ({where}). Its reservation stays held, and cleaning up goes on. A process that "
+        "not even SIGKILL ends waits in the kernel for a disk or a driver: see `dmesg`, repair that or restart the "
+        "machine; other processes or groups in there were put there by somebody, and have to be moved away. It is "
+        "released as soon as nothing is left."
+    )
+    return Reason("quarantined", text)
 
 
 def left_behind(entry: Entry, verdict: Verdict | None, *, seen_alive: bool) -> attempt.Event:

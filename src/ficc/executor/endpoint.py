@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import deque
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar, cast
 
 import httptools
 
 from ficc.domain.errors import Refused
 from ficc.domain.plan import Endpoint, Fence
+from ficc.executor.inputs import VerifiedFile
+from ficc.executor.pulse import Pulse
 from ficc.protocol.executor_wire import (
     QUEUE_CHUNKS,
     READ_BYTES_MAX,
@@ -38,16 +41,36 @@ _BUFFER = memoryview(bytearray(READ_BYTES_MAX))
 Deliver = Callable[["Data | Refused"], None]
 """Takes the answer to one read."""
 
+E = TypeVar("E", bound="Exchange")
+
+
+class Ending(Protocol):
+    def fail(self, why: Refused) -> None:
+        """End now, with this reason."""
+
 
 class Gate:
-    """What one attempt's endpoint admits: its contract, its slots and its open exchanges."""
+    """What one attempt's endpoint admits: its contract, its slots and its open exchanges. `files` are the inputs of
+    the plan by their ids."""
 
-    def __init__(self, fence: Fence, contract: Endpoint, connect: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fence: Fence,
+        contract: Endpoint,
+        connect: Callable[[], int],
+        files: Mapping[str, VerifiedFile] | None = None,
+    ) -> None:
         self.fence = fence
         self.contract = contract
+        self.files = files or {}
         self._connect = connect
         self._open: set[Exchange] = set()
         self._opening = 0
+        self.pulse = Pulse()
+        self.questions: set[Ending] = set()
+        """Of our own, beside the slots: they too end with the gate."""
+        self.uploads: set[Ending] = set()
+        """What else is to end with the gate: an upload takes no slot, and there is one at most."""
         self._closed: Refused | None = None
         self._paths = frozenset(path for method, path in contract.routes if method == "POST")
 
@@ -68,8 +91,23 @@ class Gate:
             raise Refused("busy", f"All {self.contract.concurrency} slots of the replica are taken.")
         self._opening += 1
         try:
+            exchange = await self.connect(Exchange(self._open.discard, self.pulse))
+        finally:
+            self._opening -= 1
+        self._open.add(exchange)
+        exchange.send(request)
+        return exchange
+
+    @property
+    def waiting_seconds(self) -> float:
+        """For how long requests have waited without a word from the engine; a reader that does not read waits for
+        nothing."""
+        return self.pulse.waiting_seconds(one.sent for one in self._open if not one.held_up)
+
+    async def connect(self, exchange: E) -> E:
+        """Give an exchange a connection of its own. Raises Refused; then the engine saw nothing."""
+        try:
             sock = await self._connected()
-            exchange = Exchange(self._open.discard)
             try:
                 await asyncio.get_running_loop().create_connection(lambda: exchange, sock=sock)
             except BaseException:
@@ -83,13 +121,9 @@ class Gate:
                 f"The engine takes no connection: {error.strerror or error}.",
                 retry_after_seconds=1,
             ) from error
-        finally:
-            self._opening -= 1
         if self._closed is not None:
             exchange.cancel()
             raise self._closed
-        self._open.add(exchange)
-        exchange.send(request)
         return exchange
 
     async def _connected(self) -> socket.socket:
@@ -117,15 +151,35 @@ class Gate:
     def close(self, why: Refused) -> None:
         """End every exchange with this reason and admit no more."""
         self.admit_no_more(why)
-        for exchange in list(self._open):
+        for exchange in [*self._open, *self.uploads, *self.questions]:
             exchange.fail(why)
+
+
+def request_head(method: str, path: str, content_type: str, length: int) -> bytes:
+    """The head of a request to an engine: every header that it ever sees."""
+    return (
+        f"{method} {path} HTTP/1.1\r\n"
+        "Host: localhost\r\n"
+        f"Content-Type: {content_type}\r\n"
+        "Accept: */*\r\n"
+        "Accept-Encoding: identity\r\n"
+        f"Content-Length: {length}\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode("ascii")
+
+
+def late() -> Refused:
+    return Refused("deadline_exceeded", "The deadline passed before the engine was done.")
 
 
 class Exchange(asyncio.BufferedProtocol):
     """One request to the engine and its answer."""
 
-    def __init__(self, on_close: Callable[[Exchange], None]) -> None:
+    def __init__(self, on_close: Callable[[Exchange], None], pulse: Pulse | None = None) -> None:
         self._on_close = on_close
+        self._pulse = pulse or Pulse()
+        self.sent = 0.0
+        """When its request was, CLOCK_MONOTONIC."""
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._queue: deque[bytearray] = deque()
@@ -149,22 +203,20 @@ class Exchange(asyncio.BufferedProtocol):
     # The caller's side.
 
     def send(self, request: Open) -> None:
+        head = request_head("POST", request.path, "application/json", len(request.body))
+        self.transmit(head + request.body, request.deadline_ms / 1000)
+
+    def transmit(self, request: bytes, seconds: float) -> None:
+        """Send a whole request, to be answered within so long."""
         assert self._transport is not None
-        head = (
-            f"POST {request.path} HTTP/1.1\r\n"
-            "Host: localhost\r\n"
-            "Content-Type: application/json\r\n"
-            "Accept: */*\r\n"
-            "Accept-Encoding: identity\r\n"
-            f"Content-Length: {len(request.body)}\r\n"
-            "Connection: close\r\n\r\n"
-        )
-        self._transport.write(head.encode("ascii") + request.body)
-        self._deadline = asyncio.get_running_loop().call_later(
-            request.deadline_ms / 1000,
-            self.fail,
-            Refused("deadline_exceeded", "The deadline passed before the engine was done."),
-        )
+        self.sent = time.monotonic()
+        self._transport.write(request)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self.fail, late())
+
+    @property
+    def held_up(self) -> bool:
+        """Whether its reader leaves the engine waiting."""
+        return self._paused
 
     def read(self, deliver: Deliver) -> None:
         """Ask for what comes next; answered once, now or later. One read at a time."""
@@ -266,6 +318,7 @@ class Exchange(asyncio.BufferedProtocol):
         reading brings at most READ_BYTES_MAX bytes."""
         data = bytearray().join(self._fresh)
         self._fresh.clear()
+        self._pulse.hear(data)
         queue = self._queue
         if queue and len(queue[-1]) + len(data) <= READ_BYTES_MAX:
             queue[-1] += data
@@ -315,4 +368,5 @@ class Exchange(asyncio.BufferedProtocol):
         self._parser = None  # it refers back to this object
         if transport is not None:
             transport.abort()
+            self._pulse.end(self.sent)
         self._on_close(self)

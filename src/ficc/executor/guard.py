@@ -20,8 +20,11 @@ from ficc.domain import lease
 from ficc.domain.errors import Refused
 from ficc.domain.lifecycle import IllegalTransition
 from ficc.executor.cgroups import Group
+from ficc.failpoints import failpoint
 
 ANSWER_SECONDS = 5.0
+START_SECONDS = 60.0
+"""How long the watchdog may take to its first answer: a busy machine is slow to start an interpreter."""
 ANSWER_BYTES_MAX = 4096
 EXIT_SECONDS = 10.0
 
@@ -44,7 +47,7 @@ class Watchdog:
     @classmethod
     async def start(cls, directory: Path, lock: int) -> Watchdog:
         """Start it with its end of a socket and a copy of `lock`, which is held as long as it lives: the next
-        executor waits for it before it judges what was left."""
+        executor waits for it before it judges what was left. It is there when this returns. Raises WatchdogLost."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours.setblocking(False)
         with theirs:
@@ -54,7 +57,13 @@ class Watchdog:
                 pass_fds=(theirs.fileno(), lock),
                 start_new_session=True,
             )
-        return cls(process, ours)
+        watchdog = cls(process, ours)
+        try:
+            await watchdog._tell({"disarm": ""}, START_SECONDS)
+        except BaseException:
+            await asyncio.shield(watchdog.close())
+            raise
+        return watchdog
 
     async def _watch(self) -> None:
         await self._process.wait()
@@ -71,13 +80,13 @@ class Watchdog:
     async def disarm(self, attempt_id: str) -> None:
         await self._tell({"disarm": attempt_id})
 
-    async def _tell(self, order: dict[str, object]) -> bool:
+    async def _tell(self, order: dict[str, object], seconds: float | None = None) -> bool:
         """One order and its answer. Raises WatchdogLost; `lost` is told too."""
         if self._lost.is_set():
             raise WatchdogLost("the watchdog is gone")
         loop = asyncio.get_running_loop()
         try:
-            async with self._lock, asyncio.timeout(ANSWER_SECONDS):
+            async with self._lock, asyncio.timeout(ANSWER_SECONDS if seconds is None else seconds):
                 self._orders += 1
                 number = self._orders
                 await loop.sock_sendall(self._sock, json.dumps({**order, "n": number}).encode())
@@ -138,6 +147,7 @@ class Leases:
         self._watchdog = watchdog
         self._on_lapse = on_lapse
         self._leases: dict[str, lease.Lease] = {}
+        self._renewals: dict[str, int] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @staticmethod
@@ -175,10 +185,22 @@ class Leases:
             raise Refused("lease_refused", f"A stale renewal: {error}.") from error
         # Held before the first await: of two renewals at once the later sequence stands, here and there.
         self._hold(attempt_id, after)
+        self._renewals[attempt_id] = self._renewals.get(attempt_id, 0) + 1
+        failpoint("executor.renewal_held")
         if not await self._watchdog.set_deadline(attempt_id, after.deadline_ns):
             self._lapse(attempt_id)
             raise _lapsed()
+        failpoint("executor.renewal_guarded")
         return after.deadline_ns
+
+    def told(self, attempt_id: str) -> dict[str, int] | None:
+        """What is said of a lease: its newest sequence, how often it was renewed here, and when it runs out on
+        CLOCK_BOOTTIME. A sequence that rose by more than was renewed tells of renewals that did not arrive."""
+        held = self._leases.get(attempt_id)
+        if held is None:
+            return None
+        renewals = self._renewals.get(attempt_id, 0)
+        return {"sequence": held.sequence, "renewals": renewals, "deadline_ns": held.deadline_ns}
 
     def lapsed(self, attempt_id: str) -> bool:
         """Whether the attempt's lease ran out, told of or not."""
@@ -188,6 +210,7 @@ class Leases:
     async def give_back(self, attempt_id: str) -> None:
         """End a lease once nothing of its attempt runs. A watchdog that is lost has nothing to be told."""
         self._leases.pop(attempt_id, None)
+        self._renewals.pop(attempt_id, None)
         self._stop_timer(attempt_id)
         with contextlib.suppress(WatchdogLost):
             await self._watchdog.disarm(attempt_id)
@@ -220,6 +243,7 @@ class Leases:
         held = self._leases.get(attempt_id)
         if held is not None and held.state is lease.State.HELD:
             self._leases[attempt_id], _ = lease.advance(held, lease.Lapse())
+            failpoint("executor.lapsed")
             self._on_lapse(attempt_id)
 
 

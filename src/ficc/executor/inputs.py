@@ -26,6 +26,37 @@ TICK_SECONDS = 0.02
 before its bytes are read, so that no later change has the same time."""
 
 
+class VerifiedFile:
+    """The file behind an input, to be read while an attempt runs: only as long as it is the very one that was
+    verified."""
+
+    def __init__(self, entry: Input, path: Path, identity: Identity | None) -> None:
+        self.entry = entry
+        self._path = path
+        self._identity = identity
+
+    def open(self) -> int:
+        """A descriptor for reading. Raises Refused."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise Refused(
+                "model_not_ready", f"The content of {self.entry.name} cannot be read: {error.strerror}."
+            ) from error
+        try:
+            self.check(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def check(self, fd: int) -> None:
+        """Raises Refused for a file that is not, or no longer, what was verified."""
+        facts = os.fstat(fd)
+        if Identity(facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns) != self._identity:
+            raise Refused("source_mismatch", f"The content of {self.entry.name} is not as it was verified.")
+
+
 class Inputs:
     def __init__(self, content: ContentStore, ledger: Ledger) -> None:
         self._content = content
@@ -44,6 +75,17 @@ class Inputs:
                 await self._verify(entry, path, unwanted)
             found[entry.name] = path
         return found
+
+    def files(self, plan: Plan) -> dict[str, VerifiedFile]:
+        """Of the inputs that an engine may be handed over its own API, by their ids."""
+        wanted = () if plan.endpoint is None else plan.endpoint.upload_input_ids
+        return {
+            entry.id: VerifiedFile(
+                entry, self._content.blob(entry.sha256), self._ledger.verified(entry.sha256)
+            )
+            for entry in plan.inputs
+            if entry.id in wanted
+        }
 
     async def _verify(self, entry: Input, path: Path, unwanted: Callable[[], bool]) -> None:
         identity = await asyncio.to_thread(_identity, entry, path)

@@ -12,22 +12,29 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ficc.domain import attempt
 from ficc.domain.errors import Refused
 from ficc.domain.plan import Fence, Plan
+from ficc.executor import retention
+from ficc.executor.retention import Released
+from ficc.failpoints import failpoint
 from ficc.identifiers import new_id
 
 VERIFIED_KEPT = 10_000
 """Blobs whose files are remembered, the newest."""
 RELEASED_KEPT = 1000
 """Released attempts that stay known, so that a late question about one has an answer."""
+LOG_BYTES_KEPT = 512 << 20
+"""How much their logs may take."""
+REJECTED_KEPT = 1000
+"""Refused admissions that stay known, the newest, so that one that is sent again has the same answer."""
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS identity (executor_id TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS identity (executor_id TEXT NOT NULL, machine TEXT) STRICT;
 CREATE TABLE IF NOT EXISTS attempts (
     attempt_id TEXT PRIMARY KEY,
     generation INTEGER NOT NULL,
@@ -37,6 +44,12 @@ CREATE TABLE IF NOT EXISTS attempts (
     boot_id TEXT NOT NULL,
     account_number INTEGER NOT NULL,
     changed_at REAL NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS rejections (
+    attempt_id TEXT PRIMARY KEY,
+    generation INTEGER NOT NULL,
+    plan_digest TEXT NOT NULL,
+    refusal TEXT NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS verified_blobs (
     sha256 TEXT PRIMARY KEY,
@@ -84,24 +97,40 @@ class Entry:
         }
 
 
+class OtherMachine(ValueError):
+    """The ledger was made on another machine."""
+
+
 class Ledger:
-    def __init__(self, path: Path) -> None:
+    """`machine` tells this machine from others; None where nothing does. A ledger belongs to the machine that it was
+    made on: a copy elsewhere would take what runs here for gone with an earlier boot, and prove a cleanup that nobody
+    did."""
+
+    def __init__(self, path: Path, machine: str | None = None) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_SCHEMA)
-        self.executor_id = self._identity()
+        self.executor_id = self._identity(machine)
         self._entries = {entry.attempt_id: entry for entry in self._read()}
         self._unwritten: set[str] = set()
+        self._rejections = {entry[0].attempt_id: entry for entry in self._read_rejections()}
 
-    def _identity(self) -> str:
-        """Made once, for the life of the state directory."""
-        row = self._db.execute("SELECT executor_id FROM identity").fetchone()
+    def _identity(self, machine: str | None) -> str:
+        """Made once, for the life of the state directory on this machine. Raises OtherMachine."""
+        row = self._db.execute("SELECT executor_id, machine FROM identity").fetchone()
         if row is None:
             made = new_id()
-            self._db.execute("INSERT INTO identity VALUES (?)", (made,))
+            self._db.execute("INSERT INTO identity VALUES (?, ?)", (made, machine))
             return made
-        return str(row[0])
+        executor_id, bound_to = row
+        if bound_to is None and machine is not None:
+            self._db.execute("UPDATE identity SET machine = ?", (machine,))
+        elif None not in (bound_to, machine) and bound_to != machine:
+            raise OtherMachine(
+                "it was made on another machine (or /etc/machine-id has changed), and what it holds may still run there"
+            )
+        return str(executor_id)
 
     def _read(self) -> Iterator[Entry]:
         rows = self._db.execute(
@@ -153,13 +182,43 @@ class Ledger:
         must never happen without."""
         before = self._entries[attempt_id]
         entry = replace(before, record=record)
+        failpoint("executor.before_write")
         if not self._write_record(entry):
             if record.start_intended and not before.record.start_intended:
                 raise _full()
             self._unwritten.add(attempt_id)
         self._entries[attempt_id] = entry
+        failpoint("executor.written")
         self.catch_up()
         return entry
+
+    # Admissions that were refused.
+
+    def reject(self, fence: Fence, refused: Refused) -> None:
+        """Take down that an attempt was refused, durably but for a full disk."""
+        self._rejections[fence.attempt_id] = fence, refused
+        self._write(
+            "INSERT OR REPLACE INTO rejections VALUES (?, ?, ?, ?)",
+            fence.attempt_id,
+            fence.generation,
+            fence.plan_digest,
+            json.dumps([refused.code, refused.message, refused.param]),
+        )
+        while len(self._rejections) > REJECTED_KEPT:
+            oldest = next(iter(self._rejections))
+            del self._rejections[oldest]
+            self._write("DELETE FROM rejections WHERE attempt_id = ?", oldest)
+
+    def rejection(self, attempt_id: str) -> tuple[Fence, Refused] | None:
+        """Under which fence the attempt was refused, and with which words."""
+        return self._rejections.get(attempt_id)
+
+    def _read_rejections(self) -> Iterator[tuple[Fence, Refused]]:
+        rows = self._db.execute(
+            "SELECT attempt_id, generation, plan_digest, refusal FROM rejections ORDER BY rowid"
+        )
+        for attempt_id, generation, digest, refusal in rows:
+            yield Fence(attempt_id, generation, digest), Refused(*json.loads(refusal))
 
     def catch_up(self) -> None:
         """Write what a full disk did not take."""
@@ -206,15 +265,16 @@ class Ledger:
             VERIFIED_KEPT,
         )
 
-    def forget_old(self) -> list[str]:
-        """Drop the oldest released attempts past RELEASED_KEPT; their ids."""
+    def forget_old(self, log_bytes: Callable[[str], int]) -> list[str]:
+        """Drop released attempts past RELEASED_KEPT and LOG_BYTES_KEPT; their ids."""
         rows = self._db.execute("SELECT attempt_id FROM attempts ORDER BY changed_at DESC").fetchall()
+        entries = [self._entries[attempt_id] for (attempt_id,) in rows]
         released = [
-            attempt_id
-            for (attempt_id,) in rows
-            if self._entries[attempt_id].record.state is attempt.State.RELEASED
+            Released(entry.attempt_id, entry.fence.plan_digest, log_bytes(entry.attempt_id))
+            for entry in entries
+            if entry.record.state is attempt.State.RELEASED
         ]
-        old = released[RELEASED_KEPT:]
+        old = retention.surplus(released, RELEASED_KEPT, LOG_BYTES_KEPT)
         old = [a for a in old if self._write("DELETE FROM attempts WHERE attempt_id = ?", a)]
         for attempt_id in old:
             del self._entries[attempt_id]

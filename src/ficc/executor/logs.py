@@ -16,6 +16,10 @@ TAIL_BYTES_MAX = 256 << 10
 """What one reading returns at most."""
 LAST_LINES = 12
 LAST_LINES_BYTES_MAX = 2000
+LAST_LINE_CHARACTERS_MAX = 200
+WORD = re.compile(r"[^\W_]{2}")
+TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+"""Sequences of ECMA-48 (colours, cursor) and titles: for a terminal, not for people."""
 MISLEADING = re.compile(r"no API key is set|\bCORS\b")
 """What an engine warns of that stands behind our gateway, reached by nothing but a socket of its own."""
 
@@ -60,10 +64,30 @@ def tail(directory: Path, attempt_id: str, bytes_max: int = TAIL_BYTES_MAX) -> t
 
 def last_lines(directory: Path, attempt_id: str) -> str:
     """The last lines of a log, for a reason that people read: without what would send them the wrong way."""
+    return "\n".join(_lines(directory, attempt_id)[-LAST_LINES:])
+
+
+def last_line(directory: Path, attempt_id: str) -> str:
+    """The last line of a log that has a word in it."""
+    spoken = [line for line in _lines(directory, attempt_id) if WORD.search(line)]
+    return spoken[-1].strip()[:LAST_LINE_CHARACTERS_MAX] if spoken else ""
+
+
+def _lines(directory: Path, attempt_id: str) -> list[str]:
+    """The newest lines that are not empty, without what steers a terminal."""
     data, _ = tail(directory, attempt_id, LAST_LINES_BYTES_MAX)
-    lines = [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
-    lines = [line for line in lines if not MISLEADING.search(line)]
-    return "\n".join("".join(c if c.isprintable() else "�" for c in line) for line in lines[-LAST_LINES:])
+    lines = TERMINAL.sub("", data.decode("utf-8", "replace")).splitlines()
+    told = [line for line in lines if line.strip() and not MISLEADING.search(line)]
+    return ["".join(c if c.isprintable() else "�" for c in line.replace("\t", " ")) for line in told]
+
+
+def size(directory: Path, attempt_id: str) -> int:
+    """How many bytes a log takes."""
+    total = 0
+    for path in _paths(directory, attempt_id):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 def remove(directory: Path, attempt_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Iterable, Mapping
@@ -57,6 +58,16 @@ def free(total: Limits, attempts: Iterable[tuple[Limits, Group]]) -> Limits:
         storage_inodes=total.storage_inodes,
         gpu_devices=total.gpu_devices,
     )
+
+
+def identity() -> str | None:
+    """What tells this machine from others: a digest of its machine-id(5), which is to stay with the machine. None
+    where it has none."""
+    try:
+        found = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        return None
+    return hashlib.sha256(f"ficc {found}".encode()).hexdigest() if len(found) == 32 else None
 
 
 def description() -> dict[str, str]:

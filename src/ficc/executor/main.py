@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import fcntl
 import json
@@ -27,7 +28,7 @@ from ficc.domain.attempt import Outcome, RequestStop
 from ficc.domain.errors import Reason, Refused, invalid
 from ficc.domain.placement import ENDPOINT_VERSION
 from ficc.domain.plan import Fence, Limits, Plan
-from ficc.executor import abandoned, acceptance, logs, machine
+from ficc.executor import abandoned, acceptance, logs, machine, outputs, questions
 from ficc.executor.attempts import Attempts
 from ficc.executor.cgroups import Tree
 from ficc.executor.guard import Watchdog, WatchdogLost
@@ -74,6 +75,7 @@ class Executor:
             watchdog=watchdog,
             capacity=self._capacity,
             on_change=self._changed,
+            on_peak=self._peaked,
         )
         self.server = Server(
             hello={
@@ -95,6 +97,9 @@ class Executor:
         log.info("attempt %s is %s", entry.attempt_id, entry.record.state)
         self.server.publish({"attempt": entry.as_json()})
 
+    def _peaked(self, attempt_id: str, peak_bytes: int) -> None:
+        self.server.publish({"peaks": {attempt_id: peak_bytes}})
+
     def snapshot(self) -> dict[str, Any]:
         """What the executor offers, what of it is free by measurement, and every attempt it knows."""
         held = self.ledger.holding()
@@ -111,6 +116,9 @@ class Executor:
                 "capacity": capacity.as_json(),
                 "free": free.as_json(),
                 "unenforceable": self.attempts.unenforceable(),
+                "quarantined": {
+                    e.attempt_id: e.record.quarantine.message for e in held if e.record.quarantine is not None
+                },
                 "runtimes": [
                     {
                         "provider": self.provider.name,
@@ -125,6 +133,7 @@ class Executor:
                 ],
             },
             "attempts": [entry.as_json() for entry in held],
+            "peaks": self.attempts.peaks.all(),
         }
 
     async def _dispatch(self, operation: str, call: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +149,10 @@ class Executor:
                 return self.snapshot()
             case "status":
                 entry = self.ledger.get(call["attempt_id"])
-                return {"attempt": None if entry is None else entry.as_json()}
+                return {
+                    "attempt": None if entry is None else entry.as_json(),
+                    "lease": self.attempts.leases.told(call["attempt_id"]),
+                }
             case "admit":
                 entry = await self.attempts.admit(
                     _fence(call), Plan.from_json(call["plan"]), _renewal(call["lease"])
@@ -157,8 +169,43 @@ class Executor:
                     logs.tail, self.settings.logs_directory, self.attempts.entry(_fence(call)).attempt_id
                 )
                 return {"text": data.decode("utf-8", "replace"), "truncated": cut}
+            case "last_line":
+                return {"line": await asyncio.to_thread(self.attempts.last_line, _fence(call))}
+            case "alive":
+                gate = self.attempts.gate(_fence(call))
+                answers = await questions.alive(gate, _seconds(call))
+                return {"answers": answers, "waiting_seconds": gate.waiting_seconds}
+            case "ask":
+                gate, body = self.attempts.gate(_fence(call)), json.dumps(call["body"]).encode()
+                return {"answers": await questions.works(gate, str(call["path"]), body, _seconds(call))}
+            case "output":
+                return await self._output(_fence(call), call)
+            case "discard":
+                await asyncio.to_thread(self.attempts.discard, _fence(call))
+                return {}
             case _:
                 raise Refused("not_found", f"This executor has no operation {operation!r}.", "op")
+
+    async def _output(self, fence: Fence, call: dict[str, Any]) -> dict[str, Any]:
+        """A part of the log, or of an output of an attempt that has ended."""
+        name, offset, limit = call.get("name"), int(call["offset"]), int(call["limit"])
+        if offset < 0 or not 0 < limit <= outputs.READ_BYTES_MAX:
+            raise invalid(
+                f"A part begins at 0 or later and has 1 to {outputs.READ_BYTES_MAX} bytes.", "limit"
+            )
+        if name is None:
+            attempt_id = self.attempts.entry(fence).attempt_id
+            piece = await asyncio.to_thread(
+                outputs.piece_of_log, self.settings.logs_directory, attempt_id, offset, limit
+            )
+        else:
+            piece = await asyncio.to_thread(self.attempts.read_output, fence, str(name), offset, limit)
+        return {
+            "data": base64.b64encode(piece.data).decode(),
+            "offset": piece.offset,
+            "bytes_total": piece.bytes_total,
+            "truncated": piece.truncated,
+        }
 
     async def _renew(self, one: dict[str, Any]) -> dict[str, Any]:
         fence = _fence(one)
@@ -170,10 +217,11 @@ class Executor:
         return {"attempt_id": fence.attempt_id, "deadline_ns": deadline_ns}
 
     async def measure(self) -> None:
-        """Tell subscribers what is free, now and then."""
+        """Measure what is taken and what is free, now and then, and tell subscribers."""
         while True:
             await asyncio.sleep(SNAPSHOT_SECONDS)
             self.ledger.catch_up()
+            self.attempts.measure()
             self.server.publish({"snapshot": self.snapshot()["snapshot"]})
 
 
@@ -190,6 +238,15 @@ def _stop(call: dict[str, Any]) -> tuple[RequestStop, float]:
     if outcome not in (Outcome.CANCELLED, Outcome.FAILED) or not grace_seconds >= 0:
         raise invalid("A stop ends cancelled or failed, after a grace of 0 seconds or more.", "outcome")
     return RequestStop(reason, outcome), grace_seconds
+
+
+def _seconds(call: dict[str, Any]) -> float:
+    seconds = float(call["within_seconds"])
+    if not 0 < seconds <= questions.SECONDS_MAX:
+        raise invalid(
+            f"An answer is awaited for at most {questions.SECONDS_MAX:.0f} seconds.", "within_seconds"
+        )
+    return seconds
 
 
 def _renewal(document: dict[str, Any]) -> lease.Renew:
@@ -209,7 +266,7 @@ def load_provider(settings: ExecutorSettings) -> Provider:
             raise SystemExit(
                 f"executor: provider {settings.provider} has API version {provider.API_VERSION}."
             )
-        provider.configure(Configuration(settings.accounts))
+        provider.configure(Configuration(settings.accounts, settings.state_directory))
         return provider
     raise SystemExit(f"executor: no provider named {settings.provider} is installed.")
 
@@ -236,7 +293,7 @@ def locked(path: Path, seconds: float) -> Iterator[int]:
 def open_ledger(path: Path) -> Ledger:
     """Raises SystemExit for one that cannot be used, which is left as it is."""
     try:
-        return Ledger(path)
+        return Ledger(path, machine.identity())
     except (sqlite3.Error, ValueError, KeyError, Refused) as error:
         raise SystemExit(
             f"executor: the ledger {path} cannot be used: {error}. Put back a good copy; or move it away, and the "

@@ -21,6 +21,7 @@ from ficc.client.gather import GatheringWriter
 from ficc.domain.errors import Refused
 from ficc.domain.plan import Fence
 from ficc.executor.endpoint import Exchange, Gate
+from ficc.executor.upload import ModelUpload
 from ficc.protocol import executor_wire as wire
 from ficc.protocol.executor_wire import Data, Decoder, Frame, Kind, WireError
 
@@ -82,7 +83,7 @@ class Stream:
     while it is being opened; `read_early` says that a read came before."""
 
     fence: bytes
-    exchange: Exchange | None = None
+    exchange: Exchange | ModelUpload | None = None
     read_early: bool = False
 
 
@@ -155,7 +156,9 @@ class Connection(asyncio.Protocol):
         if kind == Kind.READ and self._role == "endpoint":
             self._read(frame)
         elif kind == Kind.OPEN and self._role == "endpoint":
-            self._open(frame)
+            self._open(frame, wire.decode_open(frame.payload))
+        elif kind == Kind.UPLOAD and self._role == "endpoint":
+            self._open(frame, wire.decode_upload(frame.payload))
         elif kind == Kind.CANCEL and self._role == "endpoint":
             self._cancel(frame)
         elif kind == Kind.CALL and self._role == "control":
@@ -220,20 +223,24 @@ class Connection(asyncio.Protocol):
 
     # Endpoints.
 
-    def _open(self, frame: Frame) -> None:
+    def _open(self, frame: Frame, request: wire.Open | wire.Upload) -> None:
         number = frame.stream
         if number in self._streams or len(self._streams) >= STREAMS_MAX:
             raise WireError(f"stream {number} is open already, or there are too many")
-        request = wire.decode_open(frame.payload)
         stream = Stream(frame.payload[: Fence.BYTES])
         self._streams[number] = stream
         task = asyncio.get_running_loop().create_task(self._opened(number, stream, request))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _opened(self, number: int, stream: Stream, request: wire.Open) -> None:
+    async def _opened(self, number: int, stream: Stream, request: wire.Open | wire.Upload) -> None:
+        exchange: Exchange | ModelUpload
         try:
-            exchange = await self._server.find_gate(request.fence).open(request)
+            gate = self._server.find_gate(request.fence)
+            if isinstance(request, wire.Upload):
+                exchange = ModelUpload.begin(gate, request)
+            else:
+                exchange = await gate.open(request)
         except Exception as error:
             refused = error if isinstance(error, Refused) else _fault()
             if self._streams.get(number) is stream:
@@ -246,7 +253,7 @@ class Connection(asyncio.Protocol):
         stream.exchange = exchange
         self._send(wire.encode(Kind.OPENED, number))
         if stream.read_early:
-            exchange.read(lambda answer: self._deliver(number, answer))
+            exchange.read(lambda answer: self._deliver(number, stream, answer))
 
     def _read(self, frame: Frame) -> None:
         number = frame.stream
@@ -261,15 +268,17 @@ class Connection(asyncio.Protocol):
         elif stream.exchange is None:
             stream.read_early = True
         else:
-            stream.exchange.read(lambda answer: self._deliver(number, answer))
+            stream.exchange.read(lambda answer: self._deliver(number, stream, answer))
 
-    def _deliver(self, number: int, answer: Data | Refused) -> None:
+    def _deliver(self, number: int, stream: Stream, answer: Data | Refused) -> None:
+        if self._streams.get(number) is not stream:
+            return  # cancelled, or told of its end already
         if isinstance(answer, Refused):
-            self._streams.pop(number, None)
+            del self._streams[number]
             self._send(wire.encode_broken(number, answer))
             return
         if answer.end:
-            self._streams.pop(number, None)
+            del self._streams[number]
         self._send(wire.encode_data(number, answer.data, head=answer.head, end=answer.end))
 
     def _cancel(self, frame: Frame) -> None:

@@ -33,6 +33,10 @@ class ExecutorSettings:
         return self.state_directory / "logs"
 
     @property
+    def outputs_directory(self) -> Path:
+        return self.state_directory / "outputs"
+
+    @property
     def verdicts_directory(self) -> Path:
         return self.state_directory / "verdicts"
 

@@ -9,23 +9,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol
 
 from pydantic_core import from_json
 
 from ficc.domain.errors import Refused
+from ficc.domain.usage import Tokens
 from ficc.gateway.ports import Stream
 from ficc.protocol import http_api, openai, sse
 from ficc.protocol.executor_wire import Data, Head
 
 HELD_BYTES_MAX = 256 << 10
 """How much of a JSON answer is held back, and up to which size it is known to be JSON before it goes out."""
+EDGE_BYTES_MAX = 4096
+"""At each end of what is held of a larger one, where its count of tokens is looked for."""
 DONE_SECONDS_MAX = 1.0
 """For which an engine may leave its connection open behind `[DONE]`."""
 _JSON_TYPES = frozenset({"", "application/json"})
 
-Source = AsyncGenerator[bytes, None]
-End = Callable[["Refused | None"], None]
-"""Told how an answer ended, as soon as that is known."""
+
+class Source(Protocol):
+    """The chunks of an answer."""
+
+    async def __anext__(self) -> bytes: ...
+
+    async def aclose(self) -> None: ...
+
+
+class End(Protocol):
+    def __call__(self, why: Refused | None, *, whole: bool = False) -> None:
+        """Told how an answer ended, as soon as that is known; what is told later does not count."""
 
 
 class StreamAborted(Exception):
@@ -45,12 +58,16 @@ class Pull:
         self._loop = asyncio.get_running_loop()
         self._quiet_seconds = quiet_seconds
         self._heard = self._loop.time()
+        self.first_at: float | None = None
+        """When the first byte of the answer's body was there, in the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
         if quiet_seconds is not None:
             self._timer = self._loop.call_later(quiet_seconds, self._look)
 
     async def read(self) -> Data:
         piece = await self._stream.read()
+        if self.first_at is None and piece.data:
+            self.first_at = self._loop.time()
         if self._quiet_seconds is not None:
             self._heard = self._loop.time()
         return piece
@@ -107,34 +124,60 @@ async def refusal(pull: Pull, status: int, piece: Data) -> Refused:
     return openai.engine_refusal(status, bytes(data))
 
 
-async def held(pull: Pull, piece: Data) -> Data:
-    """The beginning of a JSON answer, or all of it (then it is JSON). Raises Refused."""
+async def held(pull: Pull, piece: Data) -> tuple[Data, Tokens | None]:
+    """The beginning of a JSON answer, or all of it (then it is JSON), and what it says of tokens. Raises Refused."""
     data = piece.data if piece.end else bytearray(piece.data)
     while not piece.end and len(data) <= HELD_BYTES_MAX:
         piece = await pull.read()
         data += piece.data
     whole = bytes(data)
     if piece.end and len(data) <= HELD_BYTES_MAX:
-        _check_document(whole)
-    return Data(None, whole, piece.end)
+        tokens = openai.tokens(_document_of(whole))
+    else:
+        tokens = openai.tokens_in_document(whole[:EDGE_BYTES_MAX]) or openai.tokens_in_document(
+            whole[-EDGE_BYTES_MAX:]
+        )
+    return Data(None, whole, piece.end), tokens
 
 
-def _check_document(data: bytes) -> None:
+def _document_of(data: bytes) -> dict[str, Any]:
     try:
-        if isinstance(from_json(data, allow_inf_nan=False), dict):
-            return
+        document = from_json(data, allow_inf_nan=False)
+        if isinstance(document, dict):
+            return document
     except ValueError:
         pass
     raise Refused("engine_error", "The engine's answer is not a JSON object, or not a whole one.")
 
 
-async def document(pull: Pull, piece: Data, end: End) -> Source:
+class OnePiece:
+    """An answer that is there as a whole, as its one chunk."""
+
+    def __init__(self, data: bytes, end: End | None = None) -> None:
+        self._data: bytes | None = data
+        self._end = end
+
+    async def __anext__(self) -> bytes:
+        data, self._data = self._data, None
+        if data is not None:
+            return data
+        if self._end is not None:
+            self._end(None, whole=True)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        if self._end is not None:
+            self._end(None)
+
+
+async def document(pull: Pull, piece: Data, end: End) -> AsyncGenerator[bytes, None]:
     """The chunks of a JSON answer; one that breaks off so late cannot be repaired."""
     try:
         while True:
             if piece.data:
                 yield bytes(piece.data)
             if piece.end:
+                end(None, whole=True)
                 return
             piece = await pull.read()
     except Refused as refused:
@@ -144,8 +187,10 @@ async def document(pull: Pull, piece: Data, end: End) -> Source:
         end(None)
 
 
-async def events(pull: Pull, piece: Data, check: Callable[[], None], end: End) -> Source:
-    """The chunks of a stream. `check` raises what ended the invocation meanwhile.
+async def events(
+    pull: Pull, piece: Data, check: Callable[[], None], end: End, tally: sse.Tally
+) -> AsyncGenerator[bytes, None]:
+    """The chunks of a stream. `check` raises what ended the invocation meanwhile; `tally` sees what goes out.
 
     Comments keep the client's connection alive while the engine is quiet, even before its head came (then `piece`
     is empty, and whatever it answers instead of a stream is said in band).
@@ -164,6 +209,7 @@ async def events(pull: Pull, piece: Data, check: Callable[[], None], end: End) -
             if piece.data:
                 passed = scanner.feed(piece.data)
                 if passed:
+                    tally.saw(passed)
                     yield bytes(passed)
                 if scanner.fault is not None:
                     raise openai.engine_fault(scanner.fault)
@@ -179,9 +225,11 @@ async def events(pull: Pull, piece: Data, check: Callable[[], None], end: End) -
         scanner.finish()
         if not scanner.done:
             raise Refused("engine_error", "The engine ended its stream without saying that it was done.")
+        end(None, whole=True)
     except Refused as refused:
         scanner.finish()
         if scanner.done:
+            end(None, whole=True)
             return  # it broke behind its end
         why = refused if scanner.fault is None else openai.engine_fault(scanner.fault)
         end(why)

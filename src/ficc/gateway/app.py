@@ -14,13 +14,15 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 
 from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
 from ficc.gateway.answers import StreamAborted
 from ficc.gateway.intake import Intake, Message, Receive, Scope
+from ficc.gateway.invocation import Invocation
 from ficc.gateway.ports import Authority, Routes
-from ficc.gateway.relay import Gateway, Invocation
+from ficc.gateway.relay import Gateway
 from ficc.protocol import content_coding, http_api, openai
 
 Send = Callable[[Message], Awaitable[None]]
@@ -29,13 +31,31 @@ _PATH = re.compile(
     r"/api/v1/(?:inference/(?P<service>[^/]{1,64})|openai)"
     r"(?P<rest>/v1/(?:models/(?P<alias>[^/]{1,256})|[a-z/]{1,64}))"
 )
+PATHS_KEPT = 256
+"""Whose parts are remembered: a server is asked for few paths, again and again."""
 _MODELS = "/v1/models"
+_EXPOSED = ", ".join(
+    (
+        *("x-request-id", "retry-after", "x-should-retry"),
+        *("x-ficc-generation", "x-ficc-model-revision", "x-ficc-plan-digest"),
+        *(
+            f"x-ratelimit-{what}-{of}"
+            for of in ("requests", "tokens")
+            for what in ("limit", "remaining", "reset")
+        ),
+    )
+).encode()
 CLIENT_GONE = Refused("client_gone", "The client closed the connection.")
+
+
+@lru_cache(PATHS_KEPT)
+def _parts(path: str) -> re.Match[str] | None:
+    return _PATH.fullmatch(path)
 
 
 def is_inference(path: str) -> bool:
     """Whether a path is the gateway's: everything else is the management API's."""
-    return _PATH.fullmatch(path) is not None
+    return _parts(path) is not None
 
 
 class GatewayApp:
@@ -66,7 +86,7 @@ class GatewayApp:
             return
         try:
             actor = self._authenticate(scope, headers)
-            match = _PATH.fullmatch(scope["path"])
+            match = _parts(scope["path"])
             assert match is not None
             rest = match["rest"]
             if b"%2f" in scope.get("raw_path", b"").lower():
@@ -101,7 +121,7 @@ class GatewayApp:
             (b"access-control-allow-origin", origin),
             (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
             (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-            (b"access-control-expose-headers", b"x-request-id, retry-after"),
+            (b"access-control-expose-headers", _EXPOSED),
             (b"vary", b"origin"),
         ]
 
@@ -137,22 +157,31 @@ class GatewayApp:
         headers: dict[bytes, bytes],
         cors: list[tuple[bytes, bytes]],
     ) -> None:
-        actor.require("inference:invoke")
-        announced = self._intake.announced(scope, headers)
-        if service_id is not None:
-            await self._gateway.settled_route(actor, service_id)
-        body = await self._intake.take(receive, announced)
-        if body is None:
-            return  # the client left while it was sending
+        exchange = _Exchange(scope, receive, send)
+        invocation = self._gateway.begin(actor, path, service_id, exchange.request_id)
+        body = None
         try:
+            actor.require("inference:invoke")
+            if service_id is not None:
+                await self._gateway.find(invocation)
+            self._gateway.admit(invocation)
+            announced = self._intake.announced(scope, headers)
+            body = await self._intake.take(receive, announced)
+            if body is None:
+                self._gateway.end(invocation, CLIENT_GONE)
+                return  # it left while it was sending
             request = None
             if service_id is None:
                 request = await self._gateway.read(body)
-                service_id = await self._by_model(actor, request)
-            exchange = _Exchange(scope, receive, send)
-            await exchange.run(self._gateway, service_id, path, body, request, actor, cors)
+                invocation.service_id = await self._by_model(actor, request)
+            await exchange.run(self._gateway, invocation, body, request, cors)
+        except Refused as refused:
+            self._gateway.end(invocation, refused)
+            await _refuse(send, refused, [*invocation.headers, *cors])
         finally:
-            self._intake.give_back(body)
+            self._gateway.end(invocation, None)
+            if body is not None:
+                self._intake.give_back(body)
 
     async def _by_model(self, actor: Actor, request: openai.Request) -> str:
         """The service that a body picks. Raises Refused."""
@@ -174,7 +203,7 @@ class _Exchange:
         extensions = scope.get("extensions", {})
         self._receive = receive
         self._send = send
-        self._request_id: str | None = scope.get("ficc.request_id")
+        self.request_id: str | None = scope.get("ficc.request_id")
         self._abort_connection = extensions.get("ficc.abort")
         self._on_disconnect = extensions.get("ficc.on_disconnect")
         self._watching: asyncio.Task[None] | None = None
@@ -183,22 +212,13 @@ class _Exchange:
     async def run(
         self,
         gateway: Gateway,
-        service_id: str,
-        path: str,
+        invocation: Invocation,
         body: bytes,
         request: openai.Request | None,
-        actor: Actor,
         cors: list[tuple[bytes, bytes]],
     ) -> None:
-        status, chunks = await gateway.invoke(
-            service_id,
-            path,
-            body,
-            actor,
-            request=request,
-            request_id=self._request_id,
-            on_begin=self._begin,
-        )
+        self._begin(invocation)
+        status, chunks = await gateway.run(invocation, body, request)
         try:
             headers = [*chunks.headers, *cors]
             await self._write({"type": "http.response.start", "status": status, "headers": headers})

@@ -52,7 +52,7 @@ def request_of(answer: dict[str, Any]) -> openai.Request:
     if "refused" in answer:
         raise Refused(*answer["refused"])
     request = answer["request"]
-    return openai.Request(request["model"], request["stream"], Place(**request["place"]))
+    return openai.Request(request["model"], request["stream"], Place(*request["place"]))
 
 
 def main() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
 from ficc.domain.plan import Fence
 from ficc.domain.service import State
+from ficc.domain.usage import Record
 from ficc.protocol.executor_wire import Data
+
+Headers = list[tuple[bytes, bytes]]
 
 
 class Stream(Protocol):
@@ -39,12 +42,22 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A ready replica."""
+    """A ready replica. `headers` name what an answer comes from; they are made once."""
 
     attempt_id: str
     node_id: str
     fence: Fence
     concurrency: int
+    model_revision: str
+    headers: Headers = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        headers = [
+            (b"x-ficc-generation", b"%d" % self.fence.generation),
+            (b"x-ficc-model-revision", self.model_revision.encode()),
+            (b"x-ficc-plan-digest", self.fence.plan_digest.encode()),
+        ]
+        object.__setattr__(self, "headers", headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +100,8 @@ class Authority(Protocol):
 
     def recheck(self, actor: Actor) -> Actor:
         """The caller as it is now. Raises Refused once its credential is gone."""
+
+
+class Meter(Protocol):
+    def add(self, record: Record) -> None:
+        """Keep the record of a request that has ended. Never waits."""

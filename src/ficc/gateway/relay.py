@@ -3,15 +3,13 @@
 Everybody who asks an engine something goes through `Gateway.invoke`: the HTTP routes, and code inside the
 controller. Refusals are answers too: a status and one JSON chunk. Whatever ends an invocation early (the client
 gone, the deadline, a revoked credential, a stopped service, a lost link) goes through `Invocation.abort`.
-
-Another replica is tried only after an explicit answer that nothing was opened, never after silence.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,21 +18,20 @@ from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
 from ficc.domain.plan import BODY_BYTES_MAX
 from ficc.domain.service import ENDED, ROUTABLE, State
+from ficc.domain.usage import Outcome
 from ficc.gateway import answers
+from ficc.gateway.accounting import record_of
 from ficc.gateway.body_reader import BodyReader
-from ficc.gateway.ports import Authority, Replica, Route, Routes, Stream
+from ficc.gateway.invocation import Chunks, Invocation
+from ficc.gateway.limiter import Limiter
+from ficc.gateway.opening import Opening
+from ficc.gateway.ports import Authority, Headers, Meter, Route, Routes
 from ficc.gateway.slots import Slots
 from ficc.protocol import http_api, openai, sse, strict_json
 from ficc.protocol.executor_wire import Data
 
 log = logging.getLogger("ficc.gateway")
 
-NOT_OPENED = frozenset({"busy", "service_not_ready", "executor_unavailable", "fenced", "attempt_unknown"})
-"""Refusals of an open after which another replica may be tried."""
-BUSY_SECONDS = 0.05
-"""How long a request waits when the executor says busy although the count here says free."""
-
-Headers = list[tuple[bytes, bytes]]
 _STREAM_HEADERS = (
     (b"content-type", sse.CONTENT_TYPE.encode()),
     (b"cache-control", b"no-cache, no-transform"),  # proxies must neither gather events nor rewrite them
@@ -53,71 +50,6 @@ class Limits:
     keep_alive_seconds: float = admission.KEEP_ALIVE_SECONDS
 
 
-@dataclass(eq=False, slots=True)
-class Invocation:
-    """What lives of one request. `on_abort` is told once, when it is ended early."""
-
-    request_id: str
-    actor: Actor
-    service_id: str
-    generation: int = 0
-    stream: Stream | None = None
-    opening: asyncio.Timeout | None = None
-    place: asyncio.Future[None] | None = None
-    ended: Refused | None = None
-    on_abort: Callable[[Refused], None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    release: Callable[[], None] | None = None
-
-    def abort(self, why: Refused) -> None:
-        """End the invocation, wherever it stands: in the queue, being opened, in the stream."""
-        if self.ended is not None:
-            return
-        self.ended = why
-        if self.place is not None and not self.place.done():
-            self.place.set_result(None)
-        if self.opening is not None:
-            self.opening.reschedule(0.0)
-        if self.stream is not None:
-            self.stream.abort(why)
-        if self.on_abort is not None:
-            self.on_abort(why)
-
-    def check(self) -> None:
-        if self.ended is not None:
-            raise self.ended
-
-
-class Chunks:
-    """An answer's bytes, with its headers. `aclose` gives everything back, at any moment, once.
-    `in_one_piece`: the first chunk is the whole answer."""
-
-    def __init__(
-        self,
-        request_id: str,
-        headers: Headers,
-        source: AsyncGenerator[bytes, None],
-        close: Callable[[], None],
-        *,
-        in_one_piece: bool = False,
-    ) -> None:
-        self.request_id = request_id
-        self.headers = headers
-        self.in_one_piece = in_one_piece
-        self._source = source
-        self._close = close
-
-    def __aiter__(self) -> Chunks:
-        return self
-
-    async def __anext__(self) -> bytes:
-        return await self._source.__anext__()
-
-    async def aclose(self) -> None:
-        self._close()
-        await self._source.aclose()
-
-
 class Gateway:
     def __init__(
         self,
@@ -125,14 +57,21 @@ class Gateway:
         routes: Routes,
         authority: Authority,
         limits: Limits,
+        meter: Meter,
+        limiter: Limiter,
         new_id: Callable[[], str],
+        now: Callable[[], float],
     ) -> None:
         self._routes = routes
         self._authority = authority
         self.limits = limits
         self._reader = BodyReader(depth_max=limits.json_depth_max, values_max=limits.json_values_max)
+        self._meter = meter
+        self._limiter = limiter
         self._new_id = new_id
+        self._now = now
         self.slots = Slots(limits.queue_max)
+        self._opening = Opening(routes, self.slots, limits.queue_seconds)
         self._live: set[Invocation] = set()
 
     @property
@@ -147,33 +86,57 @@ class Gateway:
         body: bytes,
         actor: Actor,
         *,
-        request: openai.Request | None = None,
         request_id: str | None = None,
         on_begin: Callable[[Invocation], None] | None = None,
     ) -> tuple[int, Chunks]:
         """The status and the answer's chunks; the caller closes the chunks, whatever happens.
 
-        `request` is what `read` made of the body, where that was done before. `on_begin` is handed the
-        invocation before anything waits, so that a transport can end it. Cancelling this call ends the
-        invocation too.
+        `on_begin` is handed the invocation before anything waits, so that a transport can end it. Cancelling this
+        call ends the invocation too.
         """
-        invocation = Invocation(request_id or self._new_id(), actor, service_id)
-        self._live.add(invocation)
+        invocation = self.begin(actor, path, service_id, request_id)
         if on_begin is not None:
             on_begin(invocation)
+        return await self.run(invocation, body)
+
+    def begin(
+        self, actor: Actor, path: str, service_id: str | None, request_id: str | None = None
+    ) -> Invocation:
+        """An invocation, of which one record will be kept: whoever begins it runs it, or ends it."""
+        number = self._new_id()
+        began = asyncio.get_running_loop().time()
+        invocation = Invocation(number, request_id or number, actor, path, service_id, began, self._now())
+        self._live.add(invocation)
+        return invocation
+
+    def end(self, invocation: Invocation, why: Refused | None) -> None:
+        """Give back whatever it holds, and keep its record. Idempotent, never waits."""
+        self._end(invocation, why)
+
+    async def run(
+        self, invocation: Invocation, body: bytes, request: openai.Request | None = None
+    ) -> tuple[int, Chunks]:
+        """The same as `invoke`, for one that has begun. `request` is what `read` made of the body, where that was
+        done before."""
         try:
-            return await self._begin(invocation, path, body, request)
+            return await self._begin(invocation, body, request)
         except Refused as refused:
             self._end(invocation, refused)
             return self._refusal(invocation, refused)
+        except Exception:
+            self._end(invocation, Refused("internal", "The request failed inside the server."))
+            raise
         except BaseException:
             self._end(invocation, None)
             raise
 
     async def _begin(
-        self, invocation: Invocation, path: str, body: bytes, request: openai.Request | None
+        self, invocation: Invocation, body: bytes, request: openai.Request | None
     ) -> tuple[int, Chunks]:
-        route = await self.settled_route(invocation.actor, invocation.service_id)
+        invocation.check()
+        route = await self.find(invocation)
+        self.admit(invocation)
+        path = invocation.path
         capability = openai.CAPABILITY.get(path)
         if capability is None:
             raise Refused("not_found", f"There is no route {path[:64]} for a service.")
@@ -192,40 +155,48 @@ class Gateway:
             )
         if route.state not in ROUTABLE:
             await self._routes.settle()
-            route = self.route(invocation.actor, invocation.service_id)
+            route = self.route(invocation.actor, route.service_id)
         admission.check_state(route.state)
         invocation.generation = route.generation
         loop = asyncio.get_running_loop()
         deadline = loop.time() + route.deadline_seconds
-        late = Refused(
-            "deadline_exceeded",
-            f"The service's deadline of {route.deadline_seconds} s passed; it was not replayed.",
-        )
-        invocation.timer = loop.call_at(deadline, invocation.abort, late)
-        stream = await self._open(invocation, path, request.addressed(body, route.alias), deadline)
-        comments = request.stream and path == openai.CHAT
+        invocation.timer = loop.call_at(deadline, _late, invocation, route.deadline_seconds)
+        stream = await self._opening.open(invocation, request.addressed(body, route.alias), deadline)
+        comments = request.stream and path in openai.STREAMED
         pull = answers.Pull(stream, self.limits.keep_alive_seconds if comments else None)
-        invocation.stream = pull
+        invocation.stream = invocation.pull = pull
         return await self._answer(invocation, pull)
 
     async def _answer(self, invocation: Invocation, pull: answers.Pull) -> tuple[int, Chunks]:
         """What the engine answers, as soon as its status is known to be the right one to give."""
         piece = await pull.read()
         end = partial(self._end, invocation)
+        assert invocation.replica is not None
+        provenance = invocation.replica.headers
         if piece.head is not None:
             if piece.head.status >= 400:
-                raise await answers.refusal(pull, piece.head.status, piece)
+                refused = await answers.refusal(pull, piece.head.status, piece)
+                invocation.computing = http_api.status_of(refused) >= 500
+                raise refused
             if not answers.check_head(piece.head):
-                return self._document(invocation, pull, await answers.held(pull, piece))
-        source = answers.events(pull, piece, invocation.check, end)
-        return 200, Chunks(invocation.request_id, list(_STREAM_HEADERS), source, partial(end, None))
+                piece, invocation.told = await answers.held(pull, piece)
+                return self._document(invocation, pull, piece, end, provenance)
+        invocation.status = 200
+        invocation.tally = tally = sse.Tally()
+        source = answers.events(pull, piece, invocation.check, end, tally)
+        headers = [*_STREAM_HEADERS, *provenance, *invocation.headers]
+        return 200, Chunks(invocation.request_id, headers, source, partial(end, None))
 
-    def _document(self, invocation: Invocation, pull: answers.Pull, piece: Data) -> tuple[int, Chunks]:
-        end = partial(self._end, invocation)
-        headers: Headers = [(b"content-type", http_api.JSON_TYPE)]
+    def _document(
+        self, invocation: Invocation, pull: answers.Pull, piece: Data, end: answers.End, provenance: Headers
+    ) -> tuple[int, Chunks]:
+        invocation.status = 200
+        headers: Headers = [(b"content-type", http_api.JSON_TYPE), *provenance, *invocation.headers]
         if piece.end:
             headers.append((b"content-length", b"%d" % len(piece.data)))
-        source = answers.document(pull, piece, end)
+        source: answers.Source = (
+            answers.OnePiece(bytes(piece.data), end) if piece.end else answers.document(pull, piece, end)
+        )
         return 200, Chunks(invocation.request_id, headers, source, partial(end, None), in_one_piece=piece.end)
 
     def route(self, actor: Actor, service_id: str) -> Route:
@@ -246,6 +217,24 @@ class Gateway:
             await self._routes.settle()
         return self.route(actor, service_id)
 
+    async def find(self, invocation: Invocation) -> Route:
+        """The route of what an invocation asks for. Raises Refused."""
+        assert invocation.service_id is not None
+        route = await self.settled_route(invocation.actor, invocation.service_id)
+        invocation.alias = route.alias
+        return route
+
+    def admit(self, invocation: Invocation) -> None:
+        """Count it against the limits of its caller, once. Raises Refused `rate_limited`."""
+        actor = invocation.actor
+        if invocation.permit is not None or not self._limiter.applies(actor):
+            return
+        now = asyncio.get_running_loop().time()
+        try:
+            invocation.permit = self._limiter.enter(actor, now)
+        finally:
+            invocation.headers = self._limiter.headers(actor, now)
+
     async def read(self, body: bytes) -> openai.Request:
         """Check a body. Raises Refused."""
         return await self._reader.read(body)
@@ -254,118 +243,24 @@ class Gateway:
         """End what runs beside this process."""
         await self._reader.close()
 
-    # Slots and opening.
-
-    async def _open(self, invocation: Invocation, path: str, body: bytes, deadline: float) -> Stream:
-        loop = asyncio.get_running_loop()
-        failed: set[str] = set()
-        last: Refused | None = None
-        while True:
-            replica = await self._slot(invocation, failed, last)
-            try:
-                stream = await self._try(invocation, replica, path, body, deadline - loop.time())
-            except Refused as refused:
-                self._give_back(invocation)
-                if refused.code not in NOT_OPENED:
-                    raise
-                last = refused
-                if refused.code == "busy":
-                    # Another gateway, or a slot that the engine has not given back yet.
-                    await asyncio.sleep(BUSY_SECONDS)
-                else:
-                    failed.add(replica.attempt_id)
-                invocation.check()
-                continue
-            invocation.stream = stream
-            if invocation.ended is not None:
-                stream.close()
-                raise invocation.ended
-            return stream
-
-    async def _try(
-        self, invocation: Invocation, replica: Replica, path: str, body: bytes, seconds: float
-    ) -> Stream:
-        link = self._routes.link(replica.node_id)
-        if link is None:
-            raise Refused(
-                "executor_unavailable", "The replica's node is not connected.", retry_after_seconds=1
-            )
-        try:
-            async with asyncio.timeout(None) as invocation.opening:  # `abort` makes it run out
-                return await link.open_stream(replica.fence, path, body, seconds)
-        except TimeoutError:
-            invocation.check()
-            raise
-        finally:
-            invocation.opening = None
-
-    async def _slot(self, invocation: Invocation, failed: set[str], last: Refused | None) -> Replica:
-        """A replica whose slot is held, after waiting for one if need be. Raises Refused."""
-        service_id = invocation.service_id
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self.limits.queue_seconds
-        place: asyncio.Future[None] | None = None
-        try:
-            while True:
-                invocation.check()
-                route = self._current(invocation)
-                if all(replica.attempt_id in failed for replica in route.replicas):
-                    raise _not_ready(last)
-                replica = self.slots.take(route, failed, queued=place is not None)
-                if replica is not None:
-                    invocation.release = partial(self.slots.release, service_id, replica.attempt_id)
-                    return replica
-                place = self.slots.join(service_id) if place is None else self.slots.again(service_id, place)
-                invocation.place = place
-                try:
-                    async with asyncio.timeout_at(until):
-                        await asyncio.shield(place)
-                except TimeoutError:
-                    raise Refused(
-                        "queue_full",
-                        f"No slot came free within {self.limits.queue_seconds:.0f} s; try again later.",
-                        retry_after_seconds=admission.RETRY_AFTER_SECONDS,
-                    ) from None
-        finally:
-            invocation.place = None
-            if place is not None:
-                self.slots.leave(service_id, place)
-
-    def _current(self, invocation: Invocation) -> Route:
-        """The route as it is now, if the invocation may still go ahead on it. One that waits when the service begins
-        to drain was admitted before, and is served."""
-        route = self._routes.get(invocation.service_id)
-        if route is None or route.generation != invocation.generation:
-            raise Refused("service_stopped", "The service was stopped while the request waited.")
-        if route.state is not State.DRAINING:
-            admission.check_state(route.state)
-        return route
-
-    def _give_back(self, invocation: Invocation) -> None:
-        release, invocation.release = invocation.release, None
-        if release is not None:
-            release()
-
     # Refusals.
 
     def _refusal(self, invocation: Invocation, refused: Refused) -> tuple[int, Chunks]:
         body = http_api.error_body(refused)
-
-        async def one() -> AsyncGenerator[bytes, None]:
-            yield body
-
         headers = [
             (b"content-type", http_api.JSON_TYPE),
             (b"content-length", b"%d" % len(body)),
             *http_api.error_headers(refused, engine_saw_it=invocation.stream is not None),
+            *(invocation.replica.headers if invocation.replica is not None else ()),
+            *invocation.headers,
         ]
-        chunks = Chunks(invocation.request_id, headers, one(), lambda: None, in_one_piece=True)
+        chunks = Chunks(invocation.request_id, headers, answers.OnePiece(body), _nothing, in_one_piece=True)
         return http_api.status_of(refused), chunks
 
     # Ends.
 
-    def _end(self, invocation: Invocation, why: Refused | None) -> None:
-        """Give back whatever the invocation holds. Idempotent, never waits."""
+    def _end(self, invocation: Invocation, why: Refused | None, *, whole: bool = False) -> None:
+        """Give back whatever the invocation holds, and keep its record. Idempotent, never waits."""
         if invocation not in self._live:
             return
         self._live.discard(invocation)
@@ -373,8 +268,15 @@ class Gateway:
             invocation.timer.cancel()
         if invocation.stream is not None:
             invocation.stream.close()
-        self._give_back(invocation)
-        why = why or invocation.ended
+        self._opening.give_back(invocation)
+        invocation.whole = whole
+        why = why or (None if whole else invocation.ended)
+        now = asyncio.get_running_loop().time()
+        record = record_of(invocation, why, now)
+        self._meter.add(record)
+        if invocation.permit is not None:
+            tokens = (record.prompt_tokens or 0) + (record.completion_tokens or 0)
+            invocation.permit.leave(tokens, now, refused=record.outcome is Outcome.REFUSED)
         if why is not None:
             # Clients leave all the time, and it is nobody's fault.
             level = logging.DEBUG if why.code == "client_gone" else logging.INFO
@@ -391,6 +293,8 @@ class Gateway:
         self.slots.wake_all()
 
     def _why_not(self, invocation: Invocation) -> Refused | None:
+        if invocation.service_id is None or not invocation.generation:
+            return None  # it is looked at when it goes ahead
         try:
             self.route(invocation.actor, invocation.service_id)
         except Refused as refused:
@@ -398,17 +302,21 @@ class Gateway:
                 return _stopped()
             return refused
         route = self._routes.get(invocation.service_id)
-        if route is None or not invocation.generation:
+        if route is None:
             return None
         if route.generation != invocation.generation or route.state in (*ENDED, State.STOPPING):
             return _stopped()
         return None
 
 
+def _late(invocation: Invocation, seconds: int) -> None:
+    late = f"The service's deadline of {seconds} s passed; it was not replayed."
+    invocation.abort(Refused("deadline_exceeded", late))
+
+
+def _nothing() -> None:
+    pass
+
+
 def _stopped() -> Refused:
     return Refused("service_stopped", "The service was stopped; the request was ended and is not replayed.")
-
-
-def _not_ready(last: Refused | None) -> Refused:
-    message = last.message if last is not None else "No replica of the service is ready."
-    return Refused("service_not_ready", message, retry_after_seconds=admission.RETRY_AFTER_SECONDS)

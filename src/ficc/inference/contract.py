@@ -49,6 +49,17 @@ class Job:
     model_revision: str
     outputs: tuple[str, ...] = ()
     sensitive: bool = False
+    upload_as: str | None = None
+    """For an engine that takes its model over its own API: the name under which the executor hands it the inputs of
+    `endpoint.upload_input_ids`, before the probe. It is written as an alias is."""
+
+    def readiness_document(self) -> dict[str, Any]:
+        """What has to happen until the engine is ready, as a controller records it."""
+        document: dict[str, Any] = {"path": self.readiness.path, "body": dict(self.readiness.body)}
+        if self.upload_as is not None:
+            inputs = list(self.endpoint.upload_input_ids)
+            document["upload"] = {"model": self.upload_as, "input_ids": inputs}
+        return document
 
     def plan(self, node_id: str, runtime: Runtime) -> Plan:
         """The plan of this job on a node, checked. Raises Refused for what no executor launches."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from ficc.domain import plan
+from ficc.domain import plan, restart
 from ficc.domain.canonical import INTEGER_MAX
 from ficc.domain.plan import LEAST
 
@@ -94,11 +94,26 @@ class Parallelism(Strict):
     pipeline: Annotated[int, Field(ge=1, le=GPUS_MAX)] = 1
 
 
+class Backoff(Strict):
+    """How a replica that failed is tried again; what is left out is the installation's `lifecycle.restart_…`."""
+
+    delay_seconds: Annotated[int, Field(ge=1, le=restart.SECONDS_LIMIT)] | None = None
+    factor: Annotated[int, Field(ge=1, le=restart.FACTOR_LIMIT)] | None = None
+    delay_seconds_max: Annotated[int, Field(ge=1, le=restart.SECONDS_LIMIT)] | None = None
+    failures_max: Annotated[int, Field(ge=1, le=restart.FAILURES_LIMIT)] | None = None
+    stable_seconds: Annotated[int, Field(ge=1, le=restart.SECONDS_LIMIT)] | None = None
+
+
+class OnFailure(Strict):
+    on_failure: Backoff
+
+
 class Specification(Strict):
     """What a service runs.
 
     `context` is tokens per request, `concurrency` simultaneous requests per replica;
-    `deadline_seconds` bounds a request including its time in the queue.
+    `deadline_seconds` bounds a request including its time in the queue. `restart` says whether a replica
+    that failed is tried again; left out, it is "on_failure".
     """
 
     alias: Alias
@@ -115,6 +130,7 @@ class Specification(Strict):
     ] = None
     parallelism: Parallelism | None = None
     deadline_seconds: Annotated[int, Field(ge=1, le=DEADLINE_SECONDS_MAX)] = 600
+    restart: Literal["never", "on_failure"] | OnFailure | None = None
 
     def as_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

@@ -6,8 +6,11 @@
 frames carry one JSON object. A connection begins with HELLO and its answer, and then carries either
 
 - control: CALL answered by RESULT or FAILURE with the same stream id, and EVENT pushed by the executor, or
-- endpoints: OPEN answered by OPENED or REFUSED; READ answered by DATA; CANCEL. Each of the three carries
+- endpoints: OPEN or UPLOAD answered by OPENED or REFUSED; READ answered by DATA; CANCEL. Each of the four carries
   the fence of the attempt, and the stream id is the caller's.
+
+An UPLOAD hands admitted inputs to an engine that takes its model over its own API. It names inputs by the ids of the
+plan and the model's name, and nothing else: paths, headers and bytes are the executor's. Its DATA are JSON lines.
 
 Reads are pulled: the executor sends one DATA frame for each READ, with at most READ_BYTES_MAX bytes, so a
 reader that stops asking stops the engine.
@@ -35,6 +38,7 @@ BODY_BYTES_MAX = 64 << 20
 """The wire's own bound on an inference body; an endpoint contract sets a lower one."""
 CONTENT_TYPE_BYTES_MAX = 256
 OPEN_BYTES_MAX = Fence.BYTES + 4 + 2 + PATH_BYTES_MAX + BODY_BYTES_MAX
+UPLOAD_BYTES_MAX = Fence.BYTES + 4 + (256 << 10)
 
 
 class Kind(IntEnum):
@@ -49,6 +53,7 @@ class Kind(IntEnum):
     READ = 19
     DATA = 20
     CANCEL = 21
+    UPLOAD = 22
 
 
 # Flags of a DATA frame.
@@ -69,6 +74,7 @@ PAYLOAD_BYTES_MAX: Mapping[Kind, int] = {
     Kind.READ: Fence.BYTES,
     Kind.DATA: 4 + CONTENT_TYPE_BYTES_MAX + READ_BYTES_MAX,
     Kind.CANCEL: Fence.BYTES,
+    Kind.UPLOAD: UPLOAD_BYTES_MAX,
 }
 
 
@@ -174,6 +180,44 @@ def decode_open(payload: bytes) -> Open:
     except UnicodeDecodeError as error:
         raise WireError("OPEN: the path is not ASCII") from error
     return Open(Fence.unpack(payload[: Fence.BYTES]), deadline_ms, path, payload[at + length :])
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """`model` is the name that the engine is to serve the inputs under."""
+
+    fence: Fence
+    deadline_ms: int
+    model: str
+    input_ids: tuple[str, ...]
+
+
+_DEADLINE = struct.Struct(">I")
+
+
+def encode_upload(stream: int, request: Upload) -> bytes:
+    """UPLOAD: fence, time left until the deadline in ms, {"model": name, "inputs": [ids]}."""
+    document = json.dumps({"model": request.model, "inputs": request.input_ids}, separators=(",", ":"))
+    deadline = _DEADLINE.pack(request.deadline_ms)
+    return encode(Kind.UPLOAD, stream, b"".join((request.fence.pack(), deadline, document.encode())))
+
+
+def decode_upload(payload: bytes) -> Upload:
+    """Raises WireError."""
+    at = Fence.BYTES + _DEADLINE.size
+    if len(payload) < at:
+        raise WireError("UPLOAD is too short")
+    document = Frame(Kind.UPLOAD, 0, payload[at:]).json
+    model, inputs = document.get("model"), document.get("inputs")
+    if (
+        set(document) != {"model", "inputs"}
+        or not isinstance(model, str)
+        or not isinstance(inputs, list)
+        or not all(isinstance(one, str) for one in inputs)
+    ):
+        raise WireError("UPLOAD: a model's name and the ids of inputs, and nothing else")
+    (deadline_ms,) = _DEADLINE.unpack_from(payload, Fence.BYTES)
+    return Upload(Fence.unpack(payload[: Fence.BYTES]), deadline_ms, model, tuple(inputs))
 
 
 @dataclass(frozen=True, slots=True)

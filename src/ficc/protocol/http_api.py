@@ -85,9 +85,14 @@ CODES: Mapping[str, Code] = {
     "does_not_fit": Code(409, "conflict_error", "A placement cannot be met; nothing was created."),
     "preview_changed": Code(409, "conflict_error", "The plan differs from the preview that was accepted."),
     "service_not_stopped": Code(409, "conflict_error", "The action needs a stopped or failed service."),
-    "action_not_allowed": Code(409, "conflict_error", "The service's state does not allow the action."),
+    "action_not_allowed": Code(409, "conflict_error", "The state of the object does not allow the action."),
     "attempt_not_released": Code(409, "conflict_error", "An earlier attempt has not been released."),
     "inference_unknown_outcome": Code(409, "conflict_error", "A replica ended unknown; acknowledge it."),
+    # workloads
+    "input_not_verified": Code(409, "conflict_error", "The project has no verified file of this digest."),
+    "idempotency_conflict": Code(409, "conflict_error", "The key was used for another job."),
+    "unknown_outcome": Code(409, "conflict_error", "The job's last attempt ended unknown; acknowledge it."),
+    "lease_not_over": Code(409, "conflict_error", "The attempt's node may still run it."),
     "gpu_missing": Code(409, "conflict_error", "The node has no GPU of this name."),
     "runtime_changed": Code(409, "conflict_error", "The node has another build of the sandbox provider."),
     # runtime images
@@ -99,6 +104,7 @@ CODES: Mapping[str, Code] = {
     "capability_unavailable": Code(400, "invalid_request_error", "The model was not declared for this."),
     "model_not_found": Code(404, "not_found_error", "The body names a model that this URL does not serve."),
     "queue_full": Code(429, "rate_limit_error", "Every slot is taken and the queue is full."),
+    "rate_limited": Code(429, "rate_limit_error", "The credential or its project asked for too much."),
     "bodies_full": Code(429, "rate_limit_error", "Too many request bodies are held at once."),
     "service_not_ready": Code(503, "server_error", "No replica of the service is ready."),
     "service_draining": Code(503, "server_error", "The service finishes what it has and takes no more."),

@@ -13,12 +13,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ficc.domain.errors import Refused
+from ficc.domain.usage import TOKENS_MAX, Tokens
 from ficc.protocol import http_api, strict_json
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
-CAPABILITY: Mapping[str, str] = {CHAT: "chat", EMBEDDINGS: "embeddings"}
-"""Which capability of a model a path needs."""
+RERANK = "/v1/rerank"
+CAPABILITY: Mapping[str, str] = {
+    CHAT: "chat",
+    COMPLETIONS: "completions",
+    EMBEDDINGS: "embeddings",
+    RERANK: "rerank",
+}
+"""Which capability of a model a path needs. `/v1/rerank` is Jina's and Cohere's, as llama.cpp and vLLM have it."""
+STREAMED = frozenset({CHAT, COMPLETIONS})
+"""The paths whose answers may be streams."""
 ERROR_BYTES_MAX = 64 << 10
 """How much of an engine's error answer is read."""
 
@@ -70,6 +80,58 @@ def model_list(names: Sequence[tuple[str, float]]) -> bytes:
 
 def _model(name: str, created: float) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(created), "owned_by": "ficc"}
+
+
+# What an engine counted.
+
+_USAGE = re.compile(rb'(?<!\\)"usage"\s{0,8}:\s{0,8}(\{[^{}]{0,512}(?:\{[^{}]{0,512}\}[^{}]{0,512}){0,4}\})')
+
+
+def tokens(document: Any) -> Tokens | None:
+    """What an answer, or an event of a stream, says of tokens: in OpenAI's `usage`, or in llama.cpp's `timings`,
+    which end each of its streams (tools/server/README.md: of the prompt, `cache_n` came from the cache)."""
+    if not isinstance(document, dict):
+        return None
+    usage = document.get("usage")
+    if isinstance(usage, dict) and (prompt := _count(usage, "prompt_tokens")) is not None:
+        completion = _count(usage, "completion_tokens")
+        return Tokens(prompt, 0 if completion is None else completion)  # embeddings have a prompt only
+    timings = document.get("timings")
+    if isinstance(timings, dict):
+        fresh, completion = _count(timings, "prompt_n"), _count(timings, "predicted_n")
+        if fresh is not None and completion is not None:
+            return Tokens(fresh + (_count(timings, "cache_n") or 0), completion)
+    return None
+
+
+def tokens_in_stream(tail: bytes | bytearray) -> Tokens | None:
+    """What the last events of a stream say of tokens, from the bytes at its end."""
+    for line in reversed(bytes(tail).splitlines()):
+        if line.startswith(b"data:") and (b'"usage"' in line or b'"timings"' in line):
+            try:
+                found = tokens(json.loads(line[5:]))
+            except (ValueError, RecursionError):
+                continue
+            if found is not None:
+                return found
+    return None
+
+
+def tokens_in_document(part: bytes) -> Tokens | None:
+    """What an answer that is too large to be read whole says of tokens, from its beginning or its end."""
+    for found in _USAGE.finditer(part):
+        try:
+            counted = tokens({"usage": json.loads(found[1])})
+        except ValueError:
+            continue
+        if counted is not None:
+            return counted
+    return None
+
+
+def _count(members: Mapping[str, Any], name: str) -> int | None:
+    value = members.get(name)
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
 
 
 _CODES: Mapping[int, str] = {

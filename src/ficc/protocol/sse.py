@@ -44,6 +44,9 @@ _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _END_OF_EVENT = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _BLANK_LINE = (b"\n\n", b"\r\r", b"\n\r", b"\n\r\n", b"\r\r\n")
 """How a stream ends just after a blank line: two ends of lines, of which CRLF is one."""
+TALLY_BYTES_MAX = 4096
+"""How much of a stream's end is kept to look for what the engine counted: its last events are small."""
+_LINE_OF_DATA = b"\ndata:"
 _KEPT = 32
 """Bytes of what came before that can still matter: the longest mark, and the end of the line in front of it."""
 
@@ -128,6 +131,24 @@ class Scanner:
         self._suspect, self.repair = None, b""
         self._last, self._held = event[-_KEPT:], b""
         return event + self.feed(rest)
+
+
+class Tally:
+    """What passed: the number of events that began with data, and the end of it all."""
+
+    __slots__ = ("events", "tail")
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.tail: bytes | bytearray = b"\n"
+
+    def saw(self, data: bytes | bytearray) -> None:
+        """Lines that end with a lone CR are not counted."""
+        joint = self.tail[-5:] + data[:5]
+        self.events += joint.count(_LINE_OF_DATA) + data.count(_LINE_OF_DATA)
+        if len(data) < TALLY_BYTES_MAX:
+            data = self.tail + data
+        self.tail = data[-TALLY_BYTES_MAX:]
 
 
 def _beginning(seen: bytes) -> bytes:

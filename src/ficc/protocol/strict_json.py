@@ -16,7 +16,7 @@ from itertools import islice
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.scanner import c_make_scanner  # type: ignore[attr-defined]
 from math import isinf
-from typing import Any
+from typing import Any, NamedTuple
 
 DEPTH_MAX = 64
 VALUES_MAX = 262_144
@@ -37,6 +37,9 @@ _LONG_INTEGERS = re.compile(_LONG_INTEGER)
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = re.compile(r"[ \t\n\r]*")
+_SPACES = frozenset(" \t\n\r")
+_PLAIN_NAME = re.compile(r'"([^"\\\x00-\x1f]*+)"[ \t\n\r]*+:[ \t\n\r]*+')
+"""A member's name without escapes, and all up to its value."""
 
 
 class NotJson(Exception):
@@ -60,8 +63,7 @@ def parse(data: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES_M
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A top-level member: its value, and where the value stands in the text."""
 
     value: Any
@@ -69,8 +71,7 @@ class Member:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A place for a value in a text, in bytes, and what stands around the value there."""
 
     start: int
@@ -118,7 +119,8 @@ def members(data: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES
         raise _nested_too_deep(data, depth_max) from None
     except (ValueError, IndexError) as error:
         raise _not_json(error, text) from None
-    _refuse_lone_surrogates(data, {name: member.value for name, member in found.items()})
+    if _ESCAPED_SURROGATE.search(data):
+        _refuse_lone_surrogates(data, {name: member.value for name, member in found.items()})
     return Object(text, found)
 
 
@@ -130,13 +132,11 @@ def _scan_object(text: str) -> dict[str, Member]:
     at = _skip(text, at + 1)
     if text[at] != "}":
         while True:
-            if text[at] != '"':
-                raise NotJson("a member's name is missing", f"character {at}")
-            name, at = scanstring(text, at + 1, True)
-            at = _skip(text, at)
-            if text[at] != ":":
-                raise NotJson("a colon is missing", f"character {at}")
-            start = _skip(text, at + 1)
+            plain = _PLAIN_NAME.match(text, at)
+            if plain is not None:
+                name, start = plain[1], plain.end()
+            else:
+                name, start = _scan_name(text, at)
             value, end = _scan(text, start)
             if name in found:
                 raise _duplicate(name)
@@ -152,7 +152,20 @@ def _scan_object(text: str) -> dict[str, Member]:
     return found
 
 
+def _scan_name(text: str, at: int) -> tuple[str, int]:
+    """A member's name, and where its value begins."""
+    if text[at] != '"':
+        raise NotJson("a member's name is missing", f"character {at}")
+    name, at = scanstring(text, at + 1, True)
+    at = _skip(text, at)
+    if text[at] != ":":
+        raise NotJson("a colon is missing", f"character {at}")
+    return name, _skip(text, at + 1)
+
+
 def _skip(text: str, at: int) -> int:
+    if text[at : at + 1] not in _SPACES:
+        return at
     match = _SPACE.match(text, at)
     return match.end() if match else at
 
@@ -162,6 +175,26 @@ def _skip(text: str, at: int) -> int:
 
 def _checked(data: bytes, depth_max: int, values_max: int) -> str:
     """The text, once its bounds are known to hold."""
+    if not _is_plain(data, depth_max, values_max):
+        _check_bounds(data, depth_max, values_max)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotJson("the text is not UTF-8", f"byte {error.start}") from None
+
+
+def _is_plain(data: bytes, depth_max: int, values_max: int) -> bool:
+    """Whether nothing can break a bound, even if all that stands inside strings counted: most bodies are like that."""
+    return (
+        len(data) < values_max  # each value and each name takes a byte, and so does what stands between two
+        and data.count(b"[") + data.count(b"{") <= depth_max
+        and _LONG_RUN not in data.translate(_TO_ZEROS)
+        and b"NaN" not in data
+        and b"Infinity" not in data
+    )
+
+
+def _check_bounds(data: bytes, depth_max: int, values_max: int) -> None:
     # A value has at most one string and a name. Quotes that are escaped are not counted, or not all.
     if data.count(b'"') - data.count(b'\\"') > 4 * values_max:
         raise NotJson(f"more than {values_max} values", _too_many_at(data, values_max))
@@ -175,10 +208,6 @@ def _checked(data: bytes, depth_max: int, values_max: int) -> str:
         raise NotJson(f"an integer has more than {INTEGER_DIGITS_MAX} digits", _first(_LONG_INTEGER, data))
     if b"NaN" in bare or b"Infinity" in bare:
         raise NotJson("NaN and Infinity are no JSON values", _first(rb"NaN|Infinity", data))
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise NotJson("the text is not UTF-8", f"byte {error.start}") from None
 
 
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")

@@ -30,7 +30,9 @@ FORMATS = {".gguf": "gguf", ".safetensors": "safetensors"}
 
 class Capability(StrEnum):
     CHAT = "chat"
+    COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
 
 
 @app.command()
@@ -44,7 +46,7 @@ def add(
     ],
     name: Annotated[str | None, typer.Option(help="By default the first file's name.")] = None,
     capability: Annotated[
-        list[Capability] | None, typer.Option(help="What it is for; may be given twice.")
+        list[Capability] | None, typer.Option(help="What it is for; may be given more than once.")
     ] = None,
     licence: Annotated[str | None, typer.Option(help="Such as apache-2.0.")] = None,
     upload_bytes: Annotated[

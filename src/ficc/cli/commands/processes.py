@@ -179,7 +179,7 @@ def open_console(as_json: Json = False) -> None:
 def doctor(as_json: Json = False) -> None:
     """Check this machine: what is missing for sandboxes, with the fix, and what is in force."""
     settings = connection.settings()
-    checks = [*_machine_checks(), *_installation_checks(settings)]
+    checks = [*_machine_checks(settings.executor.provider), *_installation_checks(settings)]
     if as_json:
         output.show_json({"ok": all(check["ok"] for check in checks), "checks": checks})
     else:
@@ -191,9 +191,10 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _machine_checks() -> list[dict[str, Any]]:
+def _machine_checks(provider: str) -> list[dict[str, Any]]:
     checks = []
-    for program, why in (("bwrap", "runs the sandboxes"), ("mmdebstrap", "builds runtime images")):
+    sandboxes = "bwrap" if provider == "bubblewrap" else provider
+    for program, why in ((sandboxes, "runs the sandboxes"), ("mmdebstrap", "builds runtime images")):
         path = shutil.which(program)
         package = "bubblewrap" if program == "bwrap" else program
         finding = path or f"not found; it {why}. Install the package {package}."

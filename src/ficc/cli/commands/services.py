@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ficc.cli import connection, fit, output
+from ficc.cli import connection, fit, log_view, output
 from ficc.cli.commands.tokens import Out, secret_file, show_once
 from ficc.cli.failure import usage
 from ficc.cli.options import Json, Wait, Yes, confirm, group
@@ -21,9 +22,16 @@ if TYPE_CHECKING:
 app = group("Services: models that answer.")
 
 POLL_SECONDS = 0.3
+FOLLOW_SECONDS = 1.0
 TOKEN_SECONDS = 30 * 86_400
 CPU_HELP = "Thousandths of a core for each replica; by default half of the node's free cores, at least one."
 SETTLED = frozenset({"ready", "degraded", "failed", "stopped"})
+
+
+class Tries(StrEnum):
+    ON_FAILURE = "on_failure"
+    NEVER = "never"
+
 
 Model = Annotated[str | None, typer.Option(help="A model's name or id.")]
 Node = Annotated[list[str] | None, typer.Option(help="A node's name or id; may be given several times.")]
@@ -34,16 +42,22 @@ Concurrency = Annotated[int, typer.Option(help="Simultaneous requests per replic
 Memory = Annotated[int | None, typer.Option("--memory-bytes", help="Memory limit of each replica.")]
 Cpus = Annotated[int | None, typer.Option("--cpu-millis", help=CPU_HELP)]
 Deadline = Annotated[int, typer.Option("--deadline-seconds", help="Of each request, waiting included.")]
+Restart = Annotated[
+    Tries | None, typer.Option(help="Whether a replica that failed is tried again, as it is by default.")
+]
 SpecFile = Annotated[Path | None, typer.Option("--spec", help="A specification as JSON.", exists=True)]
 
 
-async def _specification(api: Api, alias: str, spec: Path | None, wishes: Wishes | None) -> dict[str, Any]:
+async def _specification(
+    api: Api, alias: str, spec: Path | None, wishes: Wishes | None, restart: Tries | None
+) -> dict[str, Any]:
+    more = {} if restart is None else {"restart": restart.value}
     if spec is not None:
         document: dict[str, Any] = json.loads(spec.read_text())  # noqa: ASYNC240  # nothing else runs
-        return document | {"alias": alias}
+        return {**document, "alias": alias, **more}
     if wishes is None:
         raise typer.BadParameter("give --model, or a whole specification with --spec")
-    return await build(api, wishes)
+    return {**await build(api, wishes), **more}
 
 
 def _wishes(
@@ -77,6 +91,7 @@ def preview(
     memory: Memory = None,
     cpus: Cpus = None,
     deadline: Deadline = 600,
+    restart: Restart = None,
     spec: SpecFile = None,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +99,7 @@ def preview(
     wishes = _wishes(alias, model, node, replicas, runtime, context, concurrency, memory, cpus, deadline)
 
     async def work(api: Api) -> tuple[dict[str, Any], dict[str, str]]:
-        document = await _specification(api, alias, spec, wishes)
+        document = await _specification(api, alias, spec, wishes, restart)
         found: dict[str, Any] = await api.call("POST", "/inference/preview", document)
         if not found["accepted"]:
             raise await fit.refusal(api, found)
@@ -110,6 +125,7 @@ def create(
     memory: Memory = None,
     cpus: Cpus = None,
     deadline: Deadline = 600,
+    restart: Restart = None,
     spec: SpecFile = None,
     wait: Wait = True,
     as_json: Json = False,
@@ -118,7 +134,7 @@ def create(
     wishes = _wishes(alias, model, node, replicas, runtime, context, concurrency, memory, cpus, deadline)
 
     async def work(api: Api) -> dict[str, Any]:
-        document = await _specification(api, alias, spec, wishes)
+        document = await _specification(api, alias, spec, wishes, restart)
         made = await fit.submit(api, "POST", "/inference", document)
         return await _watch(api, made) if wait else made
 
@@ -137,6 +153,7 @@ def replace(
     memory: Memory = None,
     cpus: Cpus = None,
     deadline: Deadline = 600,
+    restart: Restart = None,
     spec: SpecFile = None,
     acknowledge_unknown: bool = False,
     wait: Wait = True,
@@ -150,11 +167,12 @@ def replace(
         alias = found["alias"]
         if model is None and spec is None:
             document = await _with_runtime(api, found, None if runtime == "current" else runtime)
+            document |= {} if restart is None else {"restart": restart.value}
         else:
             wishes = _wishes(
                 alias, model, node, replicas, runtime, context, concurrency, memory, cpus, deadline
             )
-            document = await _specification(api, alias, spec, wishes)
+            document = await _specification(api, alias, spec, wishes, restart)
         body: dict[str, Any] = {"revision": found["revision"], "spec": document}
         if acknowledge_unknown:
             body["acknowledge_unknown"] = True
@@ -350,22 +368,36 @@ def token(
 def logs(
     service: str,
     replica: Annotated[int, typer.Option(help="Which replica, from 1, as `show` counts them.", min=1)] = 1,
+    attempt: Annotated[
+        int | None, typer.Option(help="One of the five latest; by default the newest.", min=1)
+    ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="Of the attempt; by default the current one.", min=1)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is said from now on.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """The newest part of the engine's log of a replica's current attempt."""
+    """The newest part of the log of a replica's newest attempt, or of one of the four before it."""
+    if follow and (attempt is not None or generation is not None or as_json):
+        raise typer.BadParameter("--follow is of the newest attempt, and no JSON")
 
     async def work(api: Api) -> dict[str, Any]:
         found = await connection.resolve(api, "/inference", service, "alias")
         if replica > len(found["replicas"]) > 0:
             raise usage(f"{found['alias']} has {len(found['replicas'])} replica(s), counted from 1.")
-        query = {"replica": str(replica - 1)}
-        log: dict[str, Any] = await api.call("GET", f"/inference/{found['id']}/logs", query=query)
+        wanted = {"replica": replica - 1, "attempt": attempt, "generation": generation}
+        query = {name: str(value) for name, value in wanted.items() if value is not None}
+        path = f"/inference/{found['id']}/logs"
+        log: dict[str, Any] = await api.call("GET", path, query=query)
+        if not as_json:
+            log_view.show(log)
+        while follow:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            log = log_view.show_more(log, await api.call("GET", path, query=query))
         return log
 
     log = connection.with_api(work)
     if as_json:
         output.show_json(log)
-        return
-    if log["truncated"]:
-        output.say("Older output was left out.")
-    print(log["text"], end="")

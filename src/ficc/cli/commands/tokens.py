@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 app = group("Tokens: credentials for programs.")
 
 
+Limit = Annotated[
+    int | None, typer.Option(min=0, help="Of its inference; 0: none. By default the installation's.")
+]
 Out = Annotated[Path | None, typer.Option(help="Write the secret to a new file instead of printing it.")]
 
 
@@ -49,11 +52,19 @@ def create(
     label: str,
     scope: Annotated[list[str], typer.Option(help="A scope; may be given several times.")],
     lifetime_seconds: Annotated[int | None, typer.Option(help="For ever when left out.")] = None,
+    requests_per_minute: Limit = None,
+    tokens_per_minute: Limit = None,
+    concurrency: Limit = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Make a token with some of your own scopes. It is shown once."""
-    body = {"label": label, "scopes": scope, "lifetime_seconds": lifetime_seconds}
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrency": concurrency,
+    }
+    body = {"label": label, "scopes": scope, "lifetime_seconds": lifetime_seconds, "limits": limits}
     with secret_file(out) as file:
         made = connection.with_api(lambda api: api.call("POST", "/tokens", body))
         show_once(made, file, as_json=as_json)

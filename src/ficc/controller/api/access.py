@@ -83,8 +83,13 @@ async def list_tokens(actor: Caller, operations: Ops, page: Paging) -> dict[str,
 @routes.post("/tokens", response_model=shapes.CreatedToken, status_code=201)
 async def create_token(actor: Caller, operations: Ops, token: shapes.CreateToken) -> dict[str, Any]:
     """A token with some of the caller's scopes; its secret is in this answer only. Scope: tokens:manage."""
+    limits = None if token.limits is None else token.limits.model_dump(exclude_none=True)
     return await operations.access.create_token(
-        actor, label=token.label, scopes=token.scopes, lifetime_seconds=token.lifetime_seconds
+        actor,
+        label=token.label,
+        scopes=token.scopes,
+        lifetime_seconds=token.lifetime_seconds,
+        limits=limits,
     )
 
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from ficc import __version__
-from ficc.controller.api import access, console, content, models, services
+from ficc.controller.api import access, console, content, models, services, usage, workloads
 from ficc.controller.api.caller import Callers
 from ficc.controller.api.parts import Operations
 from ficc.controller.api.strict import install_error_handlers, needs_caller
@@ -21,6 +21,8 @@ ROUTERS = (
     models.uploads,
     content.routes,
     services.routes,
+    usage.routes,
+    workloads.routes,
 )
 CREDENTIALS = {
     "token": {

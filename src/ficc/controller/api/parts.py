@@ -12,6 +12,7 @@ from ficc.controller.api.shapes import ErrorAnswer
 from ficc.controller.api.strict import StrictRoute
 from ficc.controller.operations.access import Access
 from ficc.controller.operations.acquisitions import Acquisitions
+from ficc.controller.operations.audit import AuditReads
 from ficc.controller.operations.context import PAGE_DEFAULT, PAGE_MAX, Page
 from ficc.controller.operations.eviction import Eviction
 from ficc.controller.operations.health import Health
@@ -19,6 +20,8 @@ from ficc.controller.operations.hub import HubPreviews
 from ficc.controller.operations.models import Models
 from ficc.controller.operations.nodes import NodeReads
 from ficc.controller.operations.services import Services
+from ficc.controller.operations.usage import Usage
+from ficc.controller.operations.workloads import Workloads
 from ficc.domain import ids
 from ficc.domain.errors import Refused
 from ficc.inference.schema import ID_PATTERN
@@ -35,7 +38,10 @@ class Operations:
     hub: HubPreviews
     eviction: Eviction
     services: Services
+    usage: Usage
     nodes: NodeReads
+    workloads: Workloads
+    audit: AuditReads
 
 
 def _operations(request: Request) -> Operations:

@@ -94,6 +94,9 @@ async def get_log(
     operations: Ops,
     service_id: IdPath,
     replica: Annotated[int, Query(ge=0, lt=PLACEMENTS_MAX)] = 0,
+    attempt: Annotated[int | None, Query(ge=1, le=2**53 - 1, description="Its number.")] = None,
+    generation: Annotated[int | None, Query(ge=1, le=2**53 - 1, description="The current one.")] = None,
 ) -> dict[str, Any]:
-    """The newest part of the engine's log of a replica's current attempt. Scope: jobs:logs."""
-    return await operations.services.log(actor, service_id, replica)
+    """The newest part of the engine's log of a replica's newest attempt, or of one of its five latest.
+    Scope: jobs:logs."""
+    return await operations.services.log(actor, service_id, replica, attempt, generation)

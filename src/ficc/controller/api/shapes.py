@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from ficc.domain.manifest import FILES_MAX
+from ficc.domain.limits import LIMIT_MAX
+from ficc.domain.manifest import FILES_MAX, Capability
 from ficc.inference.schema import Sha256, Specification, Strict
 
 T = TypeVar("T")
@@ -16,7 +17,7 @@ Bytes = Annotated[int, Field(ge=0, le=2**53 - 1)]
 Revision = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("Input should be printable characters")
     return text
@@ -74,7 +75,7 @@ class Manifest(Strict):
 
     name: Name
     format: Literal["gguf", "safetensors"]
-    capabilities: Annotated[list[Literal["chat", "embeddings"]], Field(max_length=2)] | None = None
+    capabilities: Annotated[list[Capability], Field(max_length=len(get_args(Capability)))] | None = None
     licence: Name | None = None
     source: Source | None = None
     files: Annotated[list[ManifestFile], Field(min_length=1, max_length=FILES_MAX)]
@@ -220,6 +221,9 @@ class Estimate(Answer):
     total_bytes: int
     basis: str = Field(description="file_size, metadata or measured: the weakest source that says so much.")
     margin_bytes: int = Field(description="How much more it may come to; not in the total.")
+    measured_peak_bytes: int | None = Field(
+        description="The most that an attempt with the same model, runtime image, context and concurrency took."
+    )
     bases: dict[str, str] = Field(description="Of each term that is known.")
     devices: list[DeviceMemory] = Field(description="Each device's part; empty while nothing is known of it.")
 
@@ -297,10 +301,24 @@ class ServiceToken(Answer):
     base_url: str
 
 
+class KeptLog(Answer):
+    """An attempt at the replica whose log can be asked for."""
+
+    attempt_id: str
+    attempt: int
+    generation: int
+    outcome: Literal["succeeded", "failed", "cancelled", "unknown"] | None
+    reason: ReasonShape | None
+    since_at: str
+
+
 class LogAnswer(Answer):
     attempt_id: str
+    attempt: int
+    generation: int
     text: str
     truncated: bool = Field(description="Older output was left out.")
+    attempts: list[KeptLog] = Field(description="The five latest, the newest first.")
 
 
 # Nodes.
@@ -316,6 +334,10 @@ class Node(Answer):
     reserved: Amounts
     available: Amounts
     unenforceable: dict[str, str] = Field(description="Limits this machine cannot enforce, with why.")
+    quarantined: dict[str, str] = Field(
+        description="Attempts that ended and cannot be cleaned up, by id: why, and what to do. They hold their "
+        "reservation."
+    )
     runtimes: list[dict[str, Any]]
     endpoint_version: int | None
     boot_id: str
@@ -358,10 +380,22 @@ class Project(Answer):
     created_at: str
 
 
+Limit = Annotated[int, Field(ge=0, le=LIMIT_MAX)]
+
+
+class TokenLimits(Strict):
+    """0: no limit; left out: the installation's default."""
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrency: Limit | None = None
+
+
 class CreateToken(Strict):
-    label: Annotated[Name, AfterValidator(_printable)]
+    label: Annotated[Name, AfterValidator(printable)]
     scopes: Annotated[list[str], Field(min_length=1, max_length=64)]
     lifetime_seconds: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
+    limits: TokenLimits | None = None
 
 
 class CreatedToken(Answer):
@@ -379,6 +413,7 @@ class Token(Answer):
     created_at: str
     expires_at: str | None
     last_used_at: str | None
+    limits: dict[str, int] = Field(description="Those that differ from the installation's defaults.")
 
 
 class Health(Answer):
@@ -425,3 +460,73 @@ class HubRepository(Answer):
 
 class HubFound(Answer):
     items: list[HubRepository]
+
+
+# Usage.
+
+
+class UsageRecord(Answer):
+    """One inference request of a caller who was known."""
+
+    id: str
+    request_id: str = Field(description="As in x-request-id; a client may send the same one twice.")
+    service_id: str | None = Field(description="null for a request that named no service of the project.")
+    alias: str | None
+    credential: Literal["token", "service_token", "session"]
+    credential_id: str
+    subject_id: str
+    path: str
+    outcome: Literal["completed", "refused", "failed", "client_gone"]
+    code: str | None = Field(description="Of the error that ended it.")
+    status: int
+    requests: int = Field(description="1; more where a flood of like refusals is kept as one record.")
+    started_at: str
+    queue_ms: float
+    first_byte_ms: float | None
+    total_ms: float
+    tokens: Literal["counted", "partial", "unknown", "none"] = Field(
+        description="counted: by the engine. partial: of an answer that broke off. unknown: the engine did not "
+        "tell. none: no engine computed anything."
+    )
+    prompt_tokens: int | None = Field(description="null: not known.")
+    completion_tokens: int | None
+    model_revision: str | None
+    plan_digest: str | None
+    generation: int | None
+    attempt_id: str | None
+
+
+class UsageSum(Answer):
+    """Of the requests of one day, one credential or one service; what is known of their tokens."""
+
+    requests: int
+    completed: int
+    refused: int
+    failed: int
+    client_gone: int
+    prompt_tokens: int
+    completion_tokens: int
+    uncounted_requests: int = Field(description="Requests whose tokens are partial or unknown.")
+
+
+class UsageOfDay(UsageSum):
+    day: str = Field(description="UTC.")
+
+
+class UsageOfToken(UsageSum):
+    credential: Literal["token", "service_token", "session"]
+    credential_id: str
+    label: str | None = Field(description="null for a session.")
+    subject_id: str
+
+
+class UsageOfService(UsageSum):
+    service_id: str | None
+    alias: str | None
+
+
+class UsagePage(Answer):
+    """Records newest first, or sums, as `group_by` asks."""
+
+    items: list[UsageRecord] | list[UsageOfDay] | list[UsageOfToken] | list[UsageOfService]
+    next: str | None

@@ -23,12 +23,19 @@ log = logging.getLogger("ficc.controller")
 
 class Hub:
     """`on_change` is called when a node joined, left or reported: reconcilers have something to look at.
-    `on_join` is called besides when one joined."""
+    `on_join` is called besides when one joined, `on_peak` when more memory of an attempt was measured."""
 
-    def __init__(self, context: Context, on_change: Callable[[], None], on_join: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        on_change: Callable[[], None],
+        on_join: Callable[[], None],
+        on_peak: Callable[[str, int], None],
+    ) -> None:
         self._context = context
         self._on_change = on_change
         self._on_join = on_join
+        self.on_peak = on_peak
         self._links: dict[str, LocalLink] = {}
         self._written: dict[str, tuple[float, dict[str, Any]]] = {}
         self._writing: set[asyncio.Task[None]] = set()

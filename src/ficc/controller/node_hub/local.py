@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ficc import clock
-from ficc.client.executor import Control, EndpointLink, EndpointStream, fence_document
+from ficc.client.executor import CALL_SECONDS, Control, EndpointLink, EndpointStream, fence_document
 from ficc.controller.node_hub.hub import Hub
+from ficc.controller.operations.ports import Sign
 from ficc.domain import attempt
 from ficc.domain.attempt import Outcome
 from ficc.domain.errors import Reason, Refused
@@ -36,14 +37,20 @@ class LocalLink:
     """A connected local executor."""
 
     def __init__(
-        self, hello: Mapping[str, Any], on_report: Callable[[str], None], on_snapshot: Callable[[], None]
+        self,
+        hello: Mapping[str, Any],
+        on_report: Callable[[str], None],
+        on_snapshot: Callable[[], None],
+        on_peak: Callable[[str, int], None],
     ):
         self.node_id = str(hello["executor_id"])
         self.boot_id = str(hello["boot_id"])
         self.snapshot: dict[str, Any] = {}
         self._on_report = on_report
         self._on_snapshot = on_snapshot
+        self._on_peak = on_peak
         self._reports: dict[str, attempt.Record] = {}
+        self._reading = asyncio.Lock()
         self.control = Control(self._event)
         self.leases = Control()
         self.endpoint = EndpointLink()
@@ -58,6 +65,7 @@ class LocalLink:
         if "snapshot" in event:
             self.snapshot = event["snapshot"]
             self._on_snapshot()
+        self._take_peaks(event)
 
     def _take(self, document: dict[str, Any]) -> None:
         """A report, by event or as an answer; the two may overtake each other."""
@@ -66,11 +74,16 @@ class LocalLink:
         self._reports[attempt_id] = record if known is None else attempt.later(known, record)
         self._on_report(attempt_id)
 
+    def _take_peaks(self, message: Mapping[str, Any]) -> None:
+        for attempt_id, peak_bytes in message.get("peaks", {}).items():
+            self._on_peak(str(attempt_id), int(peak_bytes))
+
     async def subscribe(self) -> None:
         answer = await self.control.call("subscribe")
         self.snapshot = answer["snapshot"]
         for document in answer["attempts"]:
             self._take(document)
+        self._take_peaks(answer)
 
     async def learn(self, attempt_id: str) -> None:
         """Ask about one attempt: it may have been released meanwhile, or never admitted."""
@@ -141,9 +154,46 @@ class LocalLink:
         answer = await self.leases.call("renew", leases=leases)
         return list(answer["results"])
 
+    async def upload(
+        self,
+        fence: Fence,
+        model: str,
+        input_ids: Sequence[str],
+        deadline_seconds: float,
+        on_progress: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        await self.endpoint.upload(fence, model, input_ids, deadline_seconds, on_progress)
+
     async def log(self, fence: Fence) -> tuple[str, bool]:
         answer = await self.control.call("log", fence=fence_document(fence))
         return str(answer["text"]), bool(answer["truncated"])
+
+    async def last_line(self, fence: Fence) -> str:
+        return str((await self.control.call("last_line", fence=fence_document(fence)))["line"])
+
+    async def alive(self, fence: Fence, seconds: float) -> Sign:
+        patience = 2 * seconds + CALL_SECONDS  # it connects first
+        answer = await self.control.call(
+            "alive", patience, fence=fence_document(fence), within_seconds=seconds
+        )
+        return Sign(bool(answer["answers"]), float(answer["waiting_seconds"]))
+
+    async def ask(self, fence: Fence, path: str, body: Mapping[str, Any], seconds: float) -> bool:
+        patience = 2 * seconds + CALL_SECONDS
+        answer = await self.control.call(
+            "ask", patience, fence=fence_document(fence), path=path, body=body, within_seconds=seconds
+        )
+        return bool(answer["answers"])
+
+    async def output(self, fence: Fence, name: str | None, offset: int, limit: int) -> Mapping[str, Any]:
+        """One part at a time: they are large, and reports share the connection."""
+        async with self._reading:
+            return await self.control.call(
+                "output", fence=fence_document(fence), name=name, offset=offset, limit=limit
+            )
+
+    async def discard(self, fence: Fence) -> None:
+        await self.control.call("discard", fence=fence_document(fence))
 
     def lease_clock(self) -> tuple[str, int]:
         """This machine's own: the executor reads the same."""
@@ -183,7 +233,7 @@ class LocalNode:
         probe = Control()
         hello = await probe.open(self._socket, "control")
         probe.close()
-        link = LocalLink(hello, self._hub.reported, lambda: self._hub.measured(link))
+        link = LocalLink(hello, self._hub.reported, lambda: self._hub.measured(link), self._hub.on_peak)
         try:
             for connection, role in (
                 (link.control, "control"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,9 +189,16 @@ class Access:
     # Tokens.
 
     async def create_token(
-        self, actor: Actor, *, label: str, scopes: Sequence[str], lifetime_seconds: int | None
+        self,
+        actor: Actor,
+        *,
+        label: str,
+        scopes: Sequence[str],
+        lifetime_seconds: int | None,
+        limits: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """A token of the caller's project and subject; the secret is in this answer only."""
+        """A token of the caller's project and subject, with limits of its own where it has any; the secret is in
+        this answer only."""
         actor.require("tokens:manage")
         checked = check_scopes(scopes, "scopes")
         actor.require(*checked)  # nobody grants what they do not have
@@ -200,7 +207,7 @@ class Access:
         expires_at = None if lifetime_seconds is None else now + lifetime_seconds
         token_id = await self._context.database.write(
             lambda tx: self._insert_token(
-                tx, secret, actor.subject_id, actor.project_id, label, checked, expires_at, None
+                tx, secret, actor.subject_id, actor.project_id, label, checked, expires_at, None, limits
             )
         )
         await self._authority.refresh()
@@ -216,6 +223,7 @@ class Access:
         scopes: Sequence[str],
         expires_at: float | None,
         service_id: str | None,
+        limits: Mapping[str, int] | None = None,
     ) -> str:
         token_id = self._context.new_id()
         rows.add_token(
@@ -230,6 +238,7 @@ class Access:
             scopes=list(scopes),
             created_at=self._context.now(),
             expires_at=expires_at,
+            limits=None if limits is None else dict(limits),
         )
         return token_id
 
@@ -286,6 +295,7 @@ def _token_json(row: Any) -> dict[str, Any]:
         "created_at": rfc3339(row.created_at),
         "expires_at": rfc3339(row.expires_at),
         "last_used_at": rfc3339(row.last_used_at),
+        "limits": row.limits or {},
     }
 
 

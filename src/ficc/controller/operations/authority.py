@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from ficc.controller.operations.context import Context
 from ficc.controller.store import access as rows
@@ -20,6 +21,7 @@ from ficc.controller.store.database import Change
 from ficc.controller.waiting import woken
 from ficc.domain.access import Actor, effective
 from ficc.domain.errors import Refused
+from ficc.domain.limits import Allowance
 
 REFRESH_SECONDS = 2.0
 TOUCH_SECONDS = 60.0
@@ -64,7 +66,8 @@ class Authority:
             grants = await self._context.database.read(lambda connection: rows.grants(connection, now))
             self._by_secret = {grant.secret_sha256: grant for grant in grants}
             self._by_id = {grant.authority_id: grant for grant in grants}
-            self._actors = {grant.authority_id: _actor_of(grant) for grant in grants}
+            allowance = self._context.settings.limits.of_token
+            self._actors = {grant.authority_id: _actor_of(grant, allowance) for grant in grants}
             self._touched = {key: at for key, at in self._touched.items() if key in self._by_id}
             self._version = version
         self._on_change()
@@ -128,7 +131,7 @@ class Authority:
             raise
 
 
-def _actor_of(grant: Grant) -> Actor:
+def _actor_of(grant: Grant, allowance: Allowance) -> Actor:
     return Actor(
         kind=grant.kind,
         authority_id=grant.authority_id,
@@ -136,6 +139,7 @@ def _actor_of(grant: Grant) -> Actor:
         project_id=grant.project_id,
         scopes=effective(grant.granted, grant.membership),
         service_id=grant.service_id,
+        allowance=replace(allowance, **grant.limits) if grant.limits else allowance,
     )
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from ficc.content.store import ContentStore, Key, hash_file
@@ -29,12 +30,18 @@ CLAIM_SECONDS = 60.0
 TURN_SECONDS = 5.0
 """How long a writer waits for another one of this process, rather than be told at once."""
 VERIFY_THREADS = 2
+DISK_THREADS = 16
+"""What waits for the disk has threads of its own: a flush takes as long as the disk likes, and nothing else that
+needs a thread for a moment stands behind it."""
 RATE_SECONDS = 10.0
 """Over how long a rate is averaged."""
 HASHERS_MAX = 64
 """Files whose hash is carried along while they grow: those that began last. The rest are hashed at the end."""
 PUBLISHING = frozenset({upload.State.VERIFYING, upload.State.VERIFIED})
 """While a content is in the first of these its blob may be there before its row."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger("ficc.controller")
 
@@ -81,7 +88,12 @@ class Contents:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._verifying: dict[Key, asyncio.Task[upload.Record]] = {}
         self._hash_threads = ThreadPoolExecutor(VERIFY_THREADS, "hash")
+        self._disk_threads = ThreadPoolExecutor(DISK_THREADS, "disk")
         self._closing = False
+
+    async def _on_disk(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        call = partial(work, *args, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._disk_threads, call)
 
     # Claims.
 
@@ -154,7 +166,7 @@ class Contents:
 
     # Writing.
 
-    async def write(self, claim: Claim, at: int, data: bytes) -> None:
+    async def write(self, claim: Claim, at: int, *pieces: bytes) -> None:
         """Write at an absolute position past the durable offset, not yet durable, hashing along."""
         position, hasher = self._hashers.pop(claim.key, (-1, None))
         if at == 0:
@@ -163,29 +175,30 @@ class Contents:
             hasher = None
 
         def run() -> None:
-            self.store.write(claim.key, at, data)
+            self.store.write(claim.key, at, *pieces)
             if hasher is not None:
-                hasher.update(data)
+                for piece in pieces:
+                    hasher.update(piece)
 
-        await asyncio.to_thread(run)
+        await self._on_disk(run)
         if hasher is not None:
             if len(self._hashers) >= HASHERS_MAX:
                 del self._hashers[next(iter(self._hashers))]
-            self._hashers[claim.key] = (at + len(data), hasher)
+            self._hashers[claim.key] = (at + sum(map(len, pieces)), hasher)
 
     async def commit(self, claim: Claim, length: int) -> None:
         """Make `length` bytes past the offset durable, then say so. Raises Refused `model_busy` when the
         claim was lost, `database_unavailable` when nobody knows whether it was said: then the bytes stay."""
         if not length:
             return
-        await asyncio.to_thread(self.store.sync, claim.key)
+        await self._on_disk(self.store.sync, claim.key)
         await self._store(claim, upload.advance(claim.record, upload.Write(length)))
         self.meters.setdefault(claim.key, Meter()).add(self._context.now(), length)
 
     async def abandon(self, claim: Claim) -> None:
         """Drop bytes past the durable offset that nobody tried to commit."""
         self._hashers.pop(claim.key, None)
-        await asyncio.to_thread(self.store.truncate, claim.key, claim.record.offset)
+        await self._on_disk(self.store.truncate, claim.key, claim.record.offset)
 
     async def _store(self, claim: Claim, after: upload.Record, blob_at: float | None = None) -> None:
         """Write the record of a claimed content, and of its blob if it was published at a time."""
@@ -210,15 +223,15 @@ class Contents:
         """Begin again at 0, and say why. The row comes first: a partial longer than its row is cut."""
         self._hashers.pop(claim.key, None)
         await self._store(claim, upload.advance(claim.record, upload.Restart(why)))
-        await asyncio.to_thread(self.store.truncate, claim.key, 0)
+        await self._on_disk(self.store.truncate, claim.key, 0)
 
     async def adopt(self, claim: Claim, name: str) -> None:
         """Take a file of the incoming directory as the whole partial; drop it where nothing is missing."""
         if claim.record.state is upload.State.VERIFIED:
-            await asyncio.to_thread(self.store.decline, name)
+            await self._on_disk(self.store.decline, name)
             return
         self._hashers.pop(claim.key, None)
-        await asyncio.to_thread(self.store.adopt, claim.key, name, claim.record.bytes)
+        await self._on_disk(self.store.adopt, claim.key, name, claim.record.bytes)
         missing = claim.record.bytes - claim.record.offset
         await self._store(claim, upload.advance(claim.record, upload.Write(missing)))
 
@@ -277,11 +290,11 @@ class Contents:
             await self.restart(claim, upload.mismatch_reason(claim.key.sha256, actual))
         else:
             await self._store(claim, upload.advance(claim.record, upload.Mismatch(actual)))
-            await asyncio.to_thread(self.store.truncate, claim.key, 0)
+            await self._on_disk(self.store.truncate, claim.key, 0)
         self._forget(claim.key)
 
     async def _publish(self, claim: Claim) -> None:
-        await asyncio.to_thread(self.store.publish, claim.key, claim.record.bytes)
+        await self._on_disk(self.store.publish, claim.key, claim.record.bytes)
         after = upload.advance(claim.record, upload.Match())
         await self._store(claim, after, blob_at=self._context.now())
 
@@ -320,7 +333,7 @@ class Contents:
         await self.orphans.sweep(0.0 if alone else ORPHAN_SECONDS)
 
     async def _recover_one(self, key: Key, record: upload.Record) -> None:
-        length = await asyncio.to_thread(self.store.length, key)
+        length = await self._on_disk(self.store.length, key)
         if length == record.offset and record.state is not upload.State.VERIFYING:
             return
         try:
@@ -335,15 +348,15 @@ class Contents:
         key, record = claim.key, claim.record
         if record.state is upload.State.VERIFIED:
             return
-        length = await asyncio.to_thread(self.store.length, key)
+        length = await self._on_disk(self.store.length, key)
         if record.state is upload.State.VERIFYING:
             gone = length == 0 and record.bytes > 0
-            if gone and await asyncio.to_thread(self.store.has_blob, key.sha256, record.bytes):
+            if gone and await self._on_disk(self.store.has_blob, key.sha256, record.bytes):
                 await self._publish(claim)
                 return
             record = upload.advance(record, upload.Interrupt())
         if length > record.offset:
-            await asyncio.to_thread(self.store.truncate, key, record.offset)
+            await self._on_disk(self.store.truncate, key, record.offset)
         elif length < record.offset:
             self._hashers.pop(key, None)
             record = upload.advance(record, upload.Shorten(length))
@@ -357,6 +370,7 @@ class Contents:
             task.cancel()
         await asyncio.gather(*self._verifying.values(), return_exceptions=True)
         self._hash_threads.shutdown(wait=False, cancel_futures=True)
+        self._disk_threads.shutdown(wait=False)
 
 
 def settle_models(

@@ -20,13 +20,17 @@ from ficc.domain import fetching
 from ficc.domain.errors import Reason, Refused
 
 BLOCK_BYTES = 1 << 20
-"""How much is gathered before it is written."""
+"""How much is gathered before it is written,"""
+BLOCK_PIECES_MAX = 1024
+"""and in how many pieces: a source may send single bytes."""
 BLOCKS_QUEUED_MAX = 4
 """Blocks that wait for the disk, of one file."""
 UNIT_BYTES_MAX = 16 << 20
 """Written bytes become durable at the latest when they are so many,"""
 UNIT_SECONDS = 1.0
 """or after this time, so that a slow download is not lost either."""
+Block = list[bytes]
+"""Pieces as they came, which are written as they are; an empty one is the end."""
 TRANSIENT = frozenset({"source_unavailable", "stalled"})
 """What a source is asked again after."""
 
@@ -63,6 +67,8 @@ class FileDownload:
     stop: asyncio.Event
     note: Callable[[Reason | None], None]
     etag: str | None = None
+    gained: int = 0
+    """Bytes of the attempt under way that became durable."""
     backoff: fetching.Backoff = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,16 +76,20 @@ class FileDownload:
 
     async def run(self) -> None:
         """Until every byte is durable or `stop` is set. Raises Refused; then what is durable stays."""
-        key = self.claim.key
+        key, limits = self.claim.key, self.context.settings.acquisition
+        loop = asyncio.get_running_loop()
         self.etag = await self.context.database.read(
             lambda connection: rows.etag(connection, key.project_id, key.sha256, self.url)
         )
         while not self.stop.is_set():
-            record, limit = self.claim.record, self.context.settings.acquisition.range_bytes
-            wanted = fetching.next_range(record.offset, record.bytes, limit, self.etag)
+            record = self.claim.record
+            wanted = fetching.next_range(record.offset, record.bytes, limits.range_bytes, self.etag)
             if wanted is None:
                 return
+            self.gained, began = 0, loop.time()
             retry = await self._ask(wanted)
+            if fetching.is_progress(self.gained, loop.time() - began, limits.bytes_per_second_min):
+                self.backoff = self.backoff.progressed()
             if retry is None:
                 self.note(None)
                 continue
@@ -122,7 +132,7 @@ class FileDownload:
     # One body: a reader and a writer.
 
     async def _receive(self, body: fetching.Body, response: Response) -> fetching.Retry | None:
-        blocks: asyncio.Queue[bytes] = asyncio.Queue(BLOCKS_QUEUED_MAX)
+        blocks: asyncio.Queue[Block] = asyncio.Queue(BLOCKS_QUEUED_MAX)
         reading = asyncio.create_task(self._read(body, response, blocks))
         try:
             await self._write(body.offset, blocks)
@@ -132,23 +142,24 @@ class FileDownload:
             await asyncio.wait([reading])
 
     async def _read(
-        self, body: fetching.Body, response: Response, blocks: asyncio.Queue[bytes]
+        self, body: fetching.Body, response: Response, blocks: asyncio.Queue[Block]
     ) -> fetching.Retry | None:
-        """Gather blocks until the body ends, breaks or is stopped. What came is written in every case; an
-        empty block is the end."""
-        loop, block, refusal = asyncio.get_running_loop(), bytearray(), None
-        retry, at, since = None, body.offset, loop.time()
+        """Gather blocks until the body ends, breaks or is stopped. What came is written in every case."""
+        loop, refusal, retry = asyncio.get_running_loop(), None, None
+        block: Block = []
+        at = begun = body.offset
+        since = loop.time()
         try:
             async for piece in response.chunks():
-                block += piece[: body.end - at]
+                block.append(piece[: body.end - at])
                 at += len(piece)
                 retry = fetching.check_received(body, at)
                 if retry is not None:
                     break
-                if len(block) >= BLOCK_BYTES or loop.time() - since >= UNIT_SECONDS:
-                    await blocks.put(bytes(block))
-                    block.clear()
-                    since = loop.time()
+                full = at - begun >= BLOCK_BYTES or len(block) >= BLOCK_PIECES_MAX
+                if full or loop.time() - since >= UNIT_SECONDS:
+                    await blocks.put(block)
+                    block, begun, since = [], at, loop.time()
                 if self.stop.is_set():
                     break
                 await self.pace.take(len(piece))
@@ -157,11 +168,11 @@ class FileDownload:
         except Refused as refused:
             refusal = refused
         if block:
-            await blocks.put(bytes(block))
-        await blocks.put(b"")
+            await blocks.put(block)
+        await blocks.put([])
         return retry if refusal is None else _retry(refusal)
 
-    async def _write(self, at: int, blocks: asyncio.Queue[bytes]) -> None:
+    async def _write(self, at: int, blocks: asyncio.Queue[Block]) -> None:
         """Write block after block. While one unit is being made durable, the next one is written."""
         loop, written, since = asyncio.get_running_loop(), 0, 0.0
         commit: asyncio.Task[None] | None = None
@@ -174,13 +185,14 @@ class FileDownload:
                     block = None
                 if block:
                     since = since if written else loop.time()
-                    await self.contents.write(self.claim, at, block)
-                    at, written = at + len(block), written + len(block)
+                    await self.contents.write(self.claim, at, *block)
+                    count = sum(map(len, block))
+                    at, written = at + count, written + count
                 if written >= UNIT_BYTES_MAX or not block or loop.time() - since >= UNIT_SECONDS:
                     if commit is not None:
                         await commit
                     commit, written = asyncio.create_task(self._commit(written)), 0
-                if block == b"":
+                if block == []:
                     return
         finally:
             if commit is not None:
@@ -191,8 +203,7 @@ class FileDownload:
 
     async def _commit(self, count: int) -> None:
         await self.contents.commit(self.claim, count)
-        if count:
-            self.backoff = self.backoff.progressed()
+        self.gained += count
 
 
 def _retry(refused: Refused) -> fetching.Retry:

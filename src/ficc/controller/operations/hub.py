@@ -73,11 +73,13 @@ class HubPreviews:
                 + (f"; it lacks {groups.incomplete[0]}." if groups.incomplete else "."),
                 "repository",
             )
+        proved = [(group, digests(group)) for group in chosen]
         read = _Read()
         manifests = []
-        for number, group in enumerate(chosen):
-            headers = await self._headers(found, group, read) if number < HEADERS_MAX else []
-            manifests.append(self._described(found, group, headers, licence))
+        for number, (group, sha256s) in enumerate(proved):
+            shards = group.files if number < HEADERS_MAX else ()
+            headers = [await self._header(found, entry, read) for entry in shards]
+            manifests.append(self._described(found, group, sha256s, headers, licence))
         return {
             "repository": found.repository,
             "requested_revision": revision,
@@ -90,8 +92,14 @@ class HubPreviews:
         }
 
     def _described(
-        self, found: Revision, group: Group, headers: Sequence[Header], licence: str | None
+        self,
+        found: Revision,
+        group: Group,
+        sha256s: Sequence[str],
+        headers: Sequence[Header],
+        licence: str | None,
     ) -> dict[str, Any]:
+        """`headers` are those of the files, the one that describes the model first; or none."""
         described = headers[0] if headers else None
         document: dict[str, Any] = {
             "name": group.name.rsplit("/", 1)[-1].lower()[:NAME_CHARACTERS_MAX],
@@ -105,7 +113,7 @@ class HubPreviews:
                     "sha256": sha256,
                     "url": self._hub.file_url(found.repository, found.commit, entry.path),
                 }
-                for entry, sha256 in zip(group.files, digests(group), strict=True)
+                for entry, sha256 in zip(group.files, sha256s, strict=True)
             ],
         }
         if described is not None and described.capabilities:
@@ -119,11 +127,6 @@ class HubPreviews:
             "gguf": gguf,
             "estimate": _estimate(group, described).in_full(),
         }
-
-    async def _headers(self, found: Revision, group: Group, read: _Read) -> list[Header]:
-        """The header of each shard, the one that describes the model first."""
-        digests(group)
-        return [await self._header(found, entry, read) for entry in group.files]
 
     async def _header(self, found: Revision, entry: Entry, read: _Read) -> Header:
         """By range, a step at a time: no more is asked for than the header certainly has, or one step."""

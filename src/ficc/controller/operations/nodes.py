@@ -56,6 +56,7 @@ class NodeReads:
             "reserved": reserved.as_json(),
             "available": placement.available(snapshot, reserved).as_json(),
             "unenforceable": document["unenforceable"],
+            "quarantined": document.get("quarantined", {}),
             "runtimes": document["runtimes"],
             "endpoint_version": document.get("endpoint_version"),
             "boot_id": document["boot_id"],

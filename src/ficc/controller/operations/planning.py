@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from ficc.controller.operations.context import Context
 from ficc.controller.operations.estimates import Estimates
 from ficc.controller.operations.ports import Nodes
-from ficc.controller.store import eviction
+from ficc.controller.store import eviction, peaks
 from ficc.controller.store import models as model_rows
 from ficc.controller.store import nodes as node_rows
 from ficc.controller.store.database import Transaction
@@ -101,11 +101,17 @@ class Planning:
             job.plan(one.node_id, runtime) for job, one in zip(jobs, specification.placements, strict=True)
         ]
         estimates, doubts = self._estimates.of(model.manifest, specification)
-        nodes = self._node_views(connection, {plan.node_id for plan in plans})
+        peak_bytes = peaks.highest(connection, project_id, peaks.Settings.of(model.revision, specification))
+        if peak_bytes is not None:
+            estimates = tuple(
+                needed if one.limits.gpu_devices else estimate.with_measured(needed, peak_bytes)
+                for needed, one in zip(estimates, specification.placements, strict=True)
+            )
+        nodes = self.node_views(connection, {plan.node_id for plan in plans})
         verdicts = placement.place(list(zip(plans, estimates, strict=True)), nodes)
         return Planned(specification, model, tuple(jobs), tuple(plans), tuple(verdicts), estimates, doubts)
 
-    def _node_views(self, connection: Connection, node_ids: set[str]) -> dict[str, placement.Node]:
+    def node_views(self, connection: Connection, node_ids: set[str]) -> dict[str, placement.Node]:
         reserved = node_rows.reserved(connection, sorted(node_ids))
         found = {}
         for node_id in node_ids:

@@ -122,7 +122,13 @@ def _read(connection: Connection, only: set[str] | None) -> list[Route]:
             deadline_seconds=row.spec["deadline_seconds"],
             created_at=row.created_at,
             replicas=tuple(
-                Replica(one.id, one.node_id, one.fence, one.plan["endpoint"]["concurrency"])
+                Replica(
+                    one.id,
+                    one.node_id,
+                    one.fence,
+                    one.plan["endpoint"]["concurrency"],
+                    one.plan["model_revision"],
+                )
                 for one in attempts[row.id]
                 if one.ready
             ),

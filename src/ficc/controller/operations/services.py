@@ -13,22 +13,29 @@ from ficc.controller.operations.context import Context, Page, check_revision, no
 from ficc.controller.operations.losses import Losses
 from ficc.controller.operations.planning import Planned, Planning
 from ficc.controller.operations.ports import Load, Nodes
+from ficc.controller.operations.progress import Progress
+from ficc.controller.operations.restarts import retries
 from ficc.controller.operations.service_views import ServiceView
 from ficc.controller.store import access as access_rows
 from ficc.controller.store import attempts as attempt_rows
+from ficc.controller.store import audit, histories
 from ficc.controller.store import models as model_rows
 from ficc.controller.store import services as rows
 from ficc.controller.store.attempts import Attempt
 from ficc.controller.store.database import Transaction
+from ficc.controller.store.histories import Kept
 from ficc.controller.store.services import Service
 from ficc.domain import service
 from ficc.domain.access import Actor
 from ficc.domain.errors import Refused, invalid
 from ficc.domain.lifecycle import IllegalTransition
 from ficc.inference.schema import Specification
+from ficc.protocol.http_api import rfc3339
 
 START_SCOPES = ("inference:manage", "jobs:execute", "contributors:read", "models:read")
 STOP_SCOPES = ("inference:manage", "jobs:cancel")
+LOGS_KEPT = 5
+"""Attempts at each replica whose logs are read here; executors keep them at least so long."""
 ACTIONS = ("start", "drain", "stop", "remove")
 
 
@@ -41,6 +48,7 @@ class Services:
         load: Load,
         planning: Planning,
         losses: Losses,
+        progress: Progress,
     ) -> None:
         self._context = context
         self._planning = planning
@@ -48,6 +56,7 @@ class Services:
         self._nodes = nodes
         self._access = access
         self._load = load
+        self._progress = progress
 
     # Reading.
 
@@ -73,6 +82,10 @@ class Services:
         current = attempt_rows.current(connection, found)
         models = model_rows.served(connection, [row.model_id for row in found])
         connected = frozenset(link.node_id for link in self._nodes.links())
+        planned = retries(
+            connection, self._context.settings.lifecycle, [(row, current[row.id]) for row in found]
+        )
+        said = {one.id: self._progress.of(one.id) for row in found for one in current[row.id]}
         return [
             ServiceView(
                 service=row,
@@ -80,6 +93,8 @@ class Services:
                 capabilities=models[row.model_id].served_capabilities,
                 in_flight=self._load.in_flight(row.id),
                 connected=connected,
+                retries=planned,
+                progress={attempt_id: line for attempt_id, line in said.items() if line},
             )
             for row in found
         ]
@@ -108,7 +123,7 @@ class Services:
             planned = self._planning.accepted(tx, actor.project_id, specification, preview_digest)
             if rows.by_alias(tx.connection, actor.project_id, specification.alias) is not None:
                 raise _alias_taken(specification.alias)
-            record, _ = service.advance(service.Record(), service.Start())
+            record = service.advance(service.Record(), service.Start())
             row = Service(
                 id=service_id,
                 project_id=actor.project_id,
@@ -141,7 +156,7 @@ class Services:
                 node_id=plan.node_id,
                 plan=plan.as_json(),
                 plan_digest=plan.digest,
-                readiness={"path": job.readiness.path, "body": dict(job.readiness.body)},
+                readiness=job.readiness_document(),
                 created_at=now,
             )
             self.add_attempt(tx, workload_id)
@@ -150,6 +165,22 @@ class Services:
         """Plan the next attempt at a workload. Its time begins when it is sent to its node."""
         attempt_rows.add(
             tx, attempt_id=self._context.new_id(), workload_id=workload_id, now=self._context.now()
+        )
+        histories.prune_attempts(tx, workload_id)
+
+    def note_acknowledgement(self, tx: Transaction, row: Service, one: Attempt) -> None:
+        """Record that a setting acknowledged the unknown outcome of an attempt, so that another may follow."""
+        audit.add(
+            tx,
+            entry_id=self._context.new_id(),
+            at=self._context.now(),
+            actor=Actor("setting", row.id, row.id, row.project_id, frozenset()),
+            request_id=one.id,
+            action="service.acknowledge_unknown",
+            object_kind="service",
+            object_id=row.id,
+            outcome="done",
+            details={"setting": "lifecycle.acknowledge_unknown_on_boot", "attempt_id": one.id},
         )
 
     async def replace(
@@ -225,15 +256,16 @@ class Services:
     def _start(
         self, tx: Transaction, before: Service, after: Service, event: service.Event, planned: Planned
     ) -> ServiceView:
-        record, _ = service.advance(before.record, event)
+        record = service.advance(before.record, event)
         after = replace(after, record=record, drain_until=None, updated_at=self._context.now())
         _put(tx, before, after)
         self._plan_replicas(tx, after, planned)
+        histories.prune_generations(tx, after.id)
         return self._views(tx.connection, [after])[0]
 
     def _wind_down(self, tx: Transaction, row: Service, event: service.Event) -> ServiceView:
         try:
-            record, _ = service.advance(row.record, event)
+            record = service.advance(row.record, event)
         except IllegalTransition:
             raise service.refuse_action(row.record, type(event).__name__.lower()) from None
         now = self._context.now()
@@ -270,25 +302,61 @@ class Services:
         token = await self._access.create_service_token(actor, service_id, row.alias, lifetime)
         return {**token, "base_url": f"{origin}/api/v1/inference/{service_id}/v1"}
 
-    async def log(self, actor: Actor, service_id: str, replica: int) -> dict[str, Any]:
-        """The newest part of the log of a replica's current attempt. Raises Refused."""
+    async def log(
+        self, actor: Actor, service_id: str, replica: int, number: int | None, generation: int | None
+    ) -> dict[str, Any]:
+        """The newest part of the log of one of a replica's latest attempts: of the newest, or of that number in
+        a generation (in the current one, if none is named). Raises Refused."""
         actor.require("jobs:logs")
 
-        def work(connection: Connection) -> list[Attempt]:
+        def work(connection: Connection) -> tuple[Service, list[Kept]]:
             row = _require(connection, actor, service_id)
-            return attempt_rows.current(connection, [row])[row.id]
+            return row, histories.of_replica(connection, service_id, replica, LOGS_KEPT)
 
-        attempts = await self._context.database.read(work)
-        found = [one for one in attempts if one.replica == replica]
-        if not found:
-            raise Refused("not_found", f"The service has replicas 0 to {len(attempts) - 1}.", "replica")
-        link = self._nodes.link(found[0].node_id)
+        row, kept = await self._context.database.read(work)
+        if not kept:
+            raise Refused("not_found", f"The service has no replica {replica}; they count from 0.", "replica")
+        wanted = generation or row.record.generation
+        chosen = [
+            one
+            for one in kept
+            if (number is None or one.number == number)
+            and ((number is None and generation is None) or one.fence.generation == wanted)
+        ]
+        if not chosen:
+            raise Refused(
+                "not_found",
+                f"Logs are kept of the latest {LOGS_KEPT} attempts at each replica; here of "
+                + ", ".join(f"{one.number} (generation {one.fence.generation})" for one in kept)
+                + ".",
+                "attempt",
+            )
+        link = self._nodes.link(chosen[0].node_id)
         if link is None:
             raise Refused(
                 "executor_unavailable", "The replica's node is not connected.", retry_after_seconds=1
             )
-        text, truncated = await link.log(found[0].fence)
-        return {"attempt_id": found[0].id, "text": text, "truncated": truncated}
+        text, truncated = await link.log(chosen[0].fence)
+        return {
+            "attempt_id": chosen[0].fence.attempt_id,
+            "attempt": chosen[0].number,
+            "generation": chosen[0].fence.generation,
+            "text": text,
+            "truncated": truncated,
+            "attempts": [_kept(one) for one in kept],
+        }
+
+
+def _kept(one: Kept) -> dict[str, Any]:
+    record = one.record
+    return {
+        "attempt_id": one.fence.attempt_id,
+        "attempt": one.number,
+        "generation": one.fence.generation,
+        "outcome": None if record.outcome is None else record.outcome.value,
+        "reason": None if record.reason is None else record.reason.as_json(),
+        "since_at": rfc3339(one.since_at),
+    }
 
 
 def _require(connection: Connection, actor: Actor, service_id: str) -> Service:

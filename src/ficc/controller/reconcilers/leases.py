@@ -15,6 +15,7 @@ from ficc.controller.store import attempts as rows
 from ficc.controller.waiting import woken
 from ficc.domain import lease
 from ficc.domain.errors import Refused
+from ficc.failpoints import failpoint
 
 log = logging.getLogger("ficc.controller")
 
@@ -46,9 +47,11 @@ class LeaseRenewer:
             )
             if not renewed:
                 return
+            failpoint("controller.renewal_committed")
             results = await link.renew(
                 [(fence, lease.Renew(sequence, boot_id, sent_ns, ttl)) for fence, sequence in renewed]
             )
+            failpoint("controller.renewal_answered")
         except Refused as refused:
             log.warning("leases on node %s were not renewed: %s", link.node_id, refused)
             return

@@ -1,15 +1,17 @@
-"""Readiness: an engine is ready once it gives a real answer over its endpoint, not when a port is open."""
+"""Readiness: an engine is ready once it gives a real answer over its endpoint, not when a port is open. One that
+takes its model over its own API is handed that first."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ficc.controller.operations.ports import NodeLink
 from ficc.domain.errors import Refused
 from ficc.domain.plan import Fence
+from ficc.domain.quantity import size
 from ficc.protocol import openai
 
 PAUSE_SECONDS = 0.02
@@ -20,6 +22,8 @@ ANSWER_SECONDS = 300.0
 REFUSALS_MAX = 3
 """Answers that are neither success nor `still loading`, after which the engine is held to be unfit."""
 LOADING = frozenset({429, 503})
+UPLOAD_SECONDS = 3600.0
+"""How long the upload of a model may take, which the attempt's own deadline cuts short."""
 
 
 class ReadinessFailed(Exception):
@@ -42,6 +46,37 @@ async def answers(link: NodeLink, fence: Fence, path: str, body: Mapping[str, An
             if refusals >= REFUSALS_MAX:
                 _, document = openai.engine_error(status, answer)
                 raise ReadinessFailed(f"The engine refuses its test request: {document['error']['message']}")
+        await asyncio.sleep(pause)
+        pause = min(pause * PAUSE_GROWTH, PAUSE_SECONDS_MAX)
+
+
+async def hand_over(
+    link: NodeLink, fence: Fence, model: str, input_ids: Sequence[str], tell: Callable[[str], None]
+) -> None:
+    """Have the engine take its model; `tell` is told how far that is. The caller bounds the whole by the attempt's
+    deadline; to begin again is harmless.
+
+    Raises ReadinessFailed, and Refused when the attempt or its node is gone.
+    """
+
+    def on_progress(news: Mapping[str, Any]) -> None:
+        sent, total = size(news["bytes_sent"]), size(news["bytes"])
+        tell(f"The engine is handed its model: {sent} of {total} ({news['input']}).")
+
+    pause, refusals = PAUSE_SECONDS, 0
+    while True:
+        try:
+            await link.upload(fence, model, input_ids, UPLOAD_SECONDS, on_progress)
+            return
+        except Refused as refused:
+            if refused.code == "engine_error":
+                refusals += 1
+                if refusals >= REFUSALS_MAX:
+                    raise ReadinessFailed(
+                        f"The engine did not take its model: {refused.message}"
+                    ) from refused
+            elif refused.code not in ("service_not_ready", "busy"):  # else it may be starting
+                raise
         await asyncio.sleep(pause)
         pause = min(pause * PAUSE_GROWTH, PAUSE_SECONDS_MAX)
 

@@ -70,13 +70,14 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """What an operator permits beyond public hosts with https on port 443, and how long silence is borne."""
+    """What an operator permits beyond public hosts with https on port 443, and how little a source may send."""
 
     allowed_hosts: tuple[str, ...] = ()
     """In the form that `host_name` gives; empty: any."""
     allowed_networks: tuple[Network, ...] = ()
     ca_file: Path | None = None
     stall_seconds: float = 30.0
+    bytes_per_second_min: int = 0
 
     @classmethod
     def of(cls, settings: Acquisition) -> Walls:
@@ -86,6 +87,7 @@ class Walls:
             tuple(ip_network(network) for network in settings.allowed_networks),
             settings.ca_file,
             settings.stall_seconds,
+            settings.bytes_per_second_min,
         )
 
     def admits_host(self, host: str) -> bool:

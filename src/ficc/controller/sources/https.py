@@ -8,7 +8,9 @@ What holds of every request, whatever the URL and wherever it is redirected:
   goes to the first host and port only; there are no cookies.
 - What a target is beyond its scheme and host may be signed. It stands in no error, log or header that leaves
   this module.
-- Heads are bounded in bytes, a silent source in seconds, and the body of an error in bytes.
+- Heads are bounded in bytes, a silent source in seconds, a slow one by its rate, and the body of an error in
+  bytes.
+- Connections live on an event loop of their own, so that what a source sends delays nobody else.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
 
 import aiohttp
@@ -26,7 +28,9 @@ from yarl import URL
 
 from ficc import __version__
 from ficc.controller.sources.addresses import Target, Walls, check_addresses, check_url, redirected
+from ficc.controller.sources.loop_thread import LoopThread
 from ficc.domain.errors import Refused
+from ficc.domain.fetching import Flow
 
 REDIRECTS_MAX = 5
 CONNECT_SECONDS_MAX = 10.0
@@ -55,12 +59,14 @@ class Https:
         self._walls = walls
         self._resolver = resolver or look_up
         self._tls = _tls_context(walls)
+        self._network = LoopThread("sources")
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         if self._session is not None:
-            await self._session.close()
+            await self._network.run(self._session.close())
             self._session = None
+        await self._network.close()
 
     @asynccontextmanager
     async def open(
@@ -79,9 +85,23 @@ class Https:
         """
         if _OURS & {name.lower() for name in headers}:
             raise ValueError("credentials are passed as such, and Host is made from the URL")
-        answer, target, passed = await self._follow(method, check_url(url, self._walls), headers, credential)
+        target, exchange = check_url(url, self._walls), AsyncExitStack()
+        answering = self._exchange(method, target, headers, credential)
         try:
-            yield Response(answer, target, self._walls.stall_seconds, passed)
+            yield await self._network.run(exchange.enter_async_context(answering))
+        finally:
+            # Also of one that nobody waited for until the end: it may have been entered meanwhile.
+            await asyncio.shield(self._network.run(exchange.aclose()))
+
+    # On the network's loop, from here.
+
+    @asynccontextmanager
+    async def _exchange(
+        self, method: str, target: Target, headers: Mapping[str, str], credential: str | None
+    ) -> AsyncIterator[Response]:
+        answer, target, passed = await self._follow(method, target, headers, credential)
+        try:
+            yield Response(answer, target, self._walls, passed, self._network)
         finally:
             _leave(answer)
 
@@ -165,8 +185,9 @@ class Response:
         self,
         answer: aiohttp.ClientResponse,
         target: Target,
-        stall_seconds: float,
+        walls: Walls,
         passed: tuple[Mapping[str, str], ...],
+        network: LoopThread,
     ) -> None:
         self.status = answer.status
         self.headers = _shown(answer)
@@ -176,20 +197,23 @@ class Response:
         """Who answered, behind all redirects."""
         self.redirect_headers = passed
         """Headers of the redirects on the way, the first first, and without the same fields."""
+        self._network = network
         self._content = answer.content
         self._name = target.name
-        self._stall_seconds = stall_seconds
+        self._stall_seconds = walls.stall_seconds
+        self._flow = Flow(walls.bytes_per_second_min, walls.stall_seconds)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes, in pieces that are not empty and seldom more than twice `READ_BYTES`; of an
         answer that is no success at most `ERROR_BYTES_MAX`.
 
         Only waiting for the source counts as its silence, not what the caller does between two pieces. Raises
-        Refused `stalled`, and `source_unavailable` when the connection breaks, after what came before.
+        Refused `stalled`, also for a source that sends too little, and `source_unavailable` when the connection
+        breaks, after what came before.
         """
         left = None if 200 <= self.status < 300 else ERROR_BYTES_MAX
         while left is None or left > 0:
-            piece, refusal = await self._piece()
+            piece, refusal = await self._network.run(self._piece())
             if piece:
                 piece = piece[:left]
                 left = None if left is None else left - len(piece)
@@ -210,9 +234,14 @@ class Response:
         return bytes(body)
 
     async def _piece(self) -> tuple[bytes, Refused | None]:
+        """What has come, on the network's loop, and why nothing more will."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             async with asyncio.timeout(self._stall_seconds):
-                return await self._content.readany(), None
+                piece = await self._content.readany()
+            self._flow = self._flow.after(len(piece), loop.time() - began)
+            return piece, _too_slow(self._name, self._flow) if piece and self._flow.is_too_slow else None
         except TimeoutError:
             refusal = _stalled(self._name, self._stall_seconds)
         except (aiohttp.ClientError, OSError):
@@ -324,3 +353,11 @@ def _unavailable(message: str) -> Refused:
 
 def _stalled(name: str, seconds: float) -> Refused:
     return Refused("stalled", f"{name} has sent nothing for {seconds:g} s.")
+
+
+def _too_slow(name: str, flow: Flow) -> Refused:
+    return Refused(
+        "stalled",
+        f"{name} has sent {flow.count} bytes in {flow.seconds:.0f} s, and acquisition.bytes_per_second_min is "
+        f"{flow.bytes_per_second_min}.",
+    )

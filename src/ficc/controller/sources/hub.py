@@ -67,17 +67,17 @@ class Hub:
         return Revision(name if isinstance(name, str) else repository, commit, _licence(document))
 
     async def files(self, repository: str, commit: str) -> list[Entry]:
-        url: str | None = f"{self._endpoint}/api/models/{repository}/tree/{commit}?recursive=true"
+        url = f"{self._endpoint}/api/models/{repository}/tree/{commit}?recursive=true"
         found: list[Entry] = []
         for _ in range(PAGES_MAX):
-            if url is None:
-                return found
             page, headers = await self._document(url, repository)
             if not isinstance(page, list):
                 raise _strange("lists no files")
             found += [entry for one in page if (entry := _entry(one)) is not None]
             following = _NEXT.search(headers.get("link", ""))
-            url = None if following is None else self._next(url, following[1])
+            if following is None:
+                return found
+            url = self._next(url, following[1])
         raise Refused("source_unavailable", f"The repository has more than {PAGES_MAX} pages of files.")
 
     def _next(self, here: str, link: str) -> str:

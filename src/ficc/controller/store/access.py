@@ -29,6 +29,8 @@ class Grant:
     granted: tuple[str, ...]
     membership: tuple[str, ...]
     expires_at: float | None
+    limits: Mapping[str, int] | None = None
+    """Of a token: those that are not the installation's defaults."""
 
 
 def raise_version(tx: Transaction) -> None:
@@ -51,7 +53,8 @@ def _token_grants(connection: Connection, now: float) -> Iterable[Grant]:
     t, m, i = schema.tokens.c, schema.memberships.c, schema.identities.c
     rows = connection.execute(
         select(
-            t.id, t.secret_sha256, t.subject_id, t.project_id, t.service_id, t.scopes, t.expires_at, m.scopes
+            *(t.id, t.secret_sha256, t.subject_id, t.project_id, t.service_id, t.scopes, t.expires_at),
+            *(m.scopes, t.limits),
         )
         .select_from(schema.tokens)
         .join(schema.memberships, and_(m.project_id == t.project_id, m.identity_id == t.subject_id))
@@ -60,7 +63,7 @@ def _token_grants(connection: Connection, now: float) -> Iterable[Grant]:
             t.revoked_at.is_(None), i.disabled_at.is_(None), (t.expires_at.is_(None)) | (t.expires_at > now)
         )
     )
-    for token_id, secret, subject, project, service, granted, expires_at, membership in rows:
+    for token_id, secret, subject, project, service, granted, expires_at, membership, limits in rows:
         kind: Kind = "token" if service is None else "service_token"
         yield Grant(
             kind,
@@ -72,6 +75,7 @@ def _token_grants(connection: Connection, now: float) -> Iterable[Grant]:
             tuple(granted),
             tuple(membership),
             expires_at,
+            limits,
         )
 
 

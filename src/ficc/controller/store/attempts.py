@@ -11,7 +11,7 @@ from sqlalchemy import Connection, case, func, insert, select, update
 from ficc.controller.store import eviction, schema
 from ficc.controller.store.database import Transaction
 from ficc.controller.store.services import Service
-from ficc.domain import attempt, lease, service
+from ficc.domain import attempt, lease, service, workload
 from ficc.domain.plan import Fence
 
 _s = schema.services.c
@@ -70,23 +70,24 @@ class Attempt:
 
 
 def add_workload(tx: Transaction, **columns: Any) -> None:
-    tx.execute(insert(schema.workloads).values(**columns))
+    tx.execute(insert(schema.workloads).values(**{"revision": 0, **columns}))
+    tx.changed("workload", columns["id"])
 
 
 def add(tx: Transaction, *, attempt_id: str, workload_id: str, now: float) -> None:
     """The next attempt at a workload, planned."""
-    workload = tx.execute(select(schema.workloads).where(_w.id == workload_id)).one()
+    of = tx.execute(select(schema.workloads).where(_w.id == workload_id)).one()
     last = tx.scalar(select(func.max(_a.number)).where(_a.workload_id == workload_id)) or 0
     record = attempt.Record()
     tx.execute(
         insert(schema.attempts).values(
             id=attempt_id,
             workload_id=workload_id,
-            service_id=workload.service_id,
-            node_id=workload.node_id,
+            service_id=of.service_id,
+            node_id=of.node_id,
             number=last + 1,
-            generation=workload.generation,
-            plan_digest=workload.plan_digest,
+            generation=of.generation,
+            plan_digest=of.plan_digest,
             state=record.state.value,
             record=attempt.as_json(record),
             released=False,
@@ -95,12 +96,13 @@ def add(tx: Transaction, *, attempt_id: str, workload_id: str, now: float) -> No
             created_at=now,
         )
     )
-    tx.changed("service", workload.service_id or "")
+    _replica_changed(tx, workload_id)
+    _tell(tx, workload_id, of.service_id)
 
 
 def put(tx: Transaction, before: Attempt, after: Attempt) -> bool:
     """Write an attempt, if its state, readiness and lease are still as `before` was read. With its release it
-    lets go of what it read."""
+    lets go of what it read, and with the state that it amounts to changes the revision of a replica's workload."""
     belief = after.belief
     changed = tx.execute(
         update(schema.attempts)
@@ -124,10 +126,27 @@ def put(tx: Transaction, before: Attempt, after: Attempt) -> bool:
             lease_ttl_seconds=None if belief is None else belief.ttl_seconds,
         )
     )
-    tx.changed("service", before.service_id or "")
+    _tell(tx, before.workload_id, before.service_id)
     if changed.rowcount and after.released and not before.released:
         eviction.used(tx, before.workload_id, before.plan, after.since_at)
+    if changed.rowcount and workload.state_of(before.record) is not workload.state_of(after.record):
+        _replica_changed(tx, before.workload_id)
     return changed.rowcount == 1
+
+
+def _replica_changed(tx: Transaction, workload_id: str) -> None:
+    """A job's revision is its own record's."""
+    tx.execute(
+        update(schema.workloads)
+        .where(_w.id == workload_id, _w.service_id.is_not(None))
+        .values(revision=_w.revision + 1)
+    )
+
+
+def _tell(tx: Transaction, workload_id: str, service_id: str | None) -> None:
+    tx.changed("workload", workload_id)
+    if service_id is not None:
+        tx.changed("service", service_id)
 
 
 def _attempts(connection: Connection, *conditions: Any) -> list[Attempt]:
@@ -178,6 +197,24 @@ def held_on(connection: Connection, node_id: str) -> list[Attempt]:
     return _attempts(connection, _a.node_id == node_id, _a.released.is_(False))
 
 
+def of_workloads(connection: Connection, workload_ids: Sequence[str]) -> dict[str, list[Attempt]]:
+    """Of each workload: the newest attempt, and before it every earlier one that is not released."""
+    if not workload_ids:
+        return {}
+    newest = (
+        select(_a.workload_id, func.max(_a.number).label("number"))
+        .where(_a.workload_id.in_(workload_ids))
+        .group_by(_a.workload_id)
+        .subquery()
+    )
+    is_newest = select(newest).where(newest.c.workload_id == _a.workload_id, newest.c.number == _a.number)
+    wanted = _a.released.is_(False) | is_newest.exists()
+    found: dict[str, list[Attempt]] = {workload_id: [] for workload_id in workload_ids}
+    for one in _attempts(connection, _a.workload_id.in_(workload_ids), wanted):
+        found[one.workload_id].append(one)
+    return found
+
+
 def current(connection: Connection, services: Sequence[Service]) -> dict[str, list[Attempt]]:
     """Of each service: the newest attempt of each replica of its generation, in the order of placements."""
     if not services:
@@ -197,6 +234,8 @@ def current(connection: Connection, services: Sequence[Service]) -> dict[str, li
 
 def unreleased(connection: Connection, service_ids: Sequence[str]) -> dict[str, list[Attempt]]:
     """Of each service: attempts of any generation that are not released."""
+    if not service_ids:
+        return {}
     found: dict[str, list[Attempt]] = {service_id: [] for service_id in service_ids}
     for one in _attempts(connection, _a.service_id.in_(service_ids), _a.released.is_(False)):
         if one.service_id is not None:
@@ -205,8 +244,10 @@ def unreleased(connection: Connection, service_ids: Sequence[str]) -> dict[str, 
 
 
 def changed_to(before: Attempt, record: attempt.Record, now: float, **others: Any) -> Attempt:
-    """The attempt with another record; `since_at` is when its state changed."""
-    since = now if record.state is not before.record.state else before.since_at
+    """The attempt with another record; `since_at` is when its state changed, of one that ended when it finished."""
+    states = before.record.state, record.state
+    stays = states[0] is states[1] or states == (attempt.State.FINISHED, attempt.State.RELEASED)
+    since = before.since_at if stays else now
     return replace(before, record=record, since_at=since, **others)
 
 

@@ -28,6 +28,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
 
 from ficc.domain.errors import Refused
+from ficc.failpoints import failpoint
 
 T = TypeVar("T")
 
@@ -152,6 +153,8 @@ class Database:
         with self._writer.begin() as connection:
             transaction = Transaction(connection)
             result = work(transaction)
+            failpoint("controller.before_commit")
+        failpoint("controller.committed")
         return result, transaction.changes
 
     def _tell(self, future: asyncio.Future[tuple[Any, list[Change]]]) -> None:

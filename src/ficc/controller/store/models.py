@@ -118,8 +118,14 @@ def page(connection: Connection, project_id: str, after: str | None, limit: int)
 
 
 def delete_model(tx: Transaction, project_id: str, model_id: str) -> None:
-    """The model with its files; their contents are looked after by `eviction`. A service that was put in at
-    the same moment holds the model by its foreign key: then this begins again, and finds it."""
+    """The model with its files and what was measured of it; their contents are looked after by `eviction`. A
+    service that was put in at the same moment holds the model by its foreign key: then this begins again, and
+    finds it."""
+    revision = select(_m.revision).where(_m.id == model_id).scalar_subquery()
+    peaks = schema.memory_peaks.c
+    tx.execute(
+        delete(schema.memory_peaks).where(peaks.project_id == project_id, peaks.model_revision == revision)
+    )
     tx.execute(delete(schema.model_files).where(_f.model_id == model_id))
     tx.execute(delete(schema.models).where(_m.id == model_id, _m.project_id == project_id))
     tx.changed("model", model_id)

@@ -83,6 +83,7 @@ tokens = Table(
     Column("expires_at", Double),
     Column("revoked_at", Double),
     Column("last_used_at", Double),
+    Column("limits", JSON),  # of its own, in place of the installation's defaults
     Index("ix_tokens_project_id_id", "project_id", "id"),
     Index("ix_tokens_service_id", "service_id"),
 )
@@ -169,6 +170,19 @@ blobs = Table(
     Column("created_at", Double, nullable=False),
 )
 
+memory_peaks = Table(  # the most that an attempt at a model took under settings that memory depends on
+    "memory_peaks",
+    metadata,
+    Column("project_id", _ID, ForeignKey("projects.id"), primary_key=True),
+    Column("model_revision", _SHA256, primary_key=True),
+    Column("image_digest", String(71), primary_key=True),
+    Column("context", BigInteger, primary_key=True),
+    Column("concurrency", Integer, primary_key=True),
+    Column("peak_bytes", BigInteger, nullable=False),
+    Column("attempt_id", _ID, nullable=False),
+    Column("measured_at", Double, nullable=False),
+)
+
 # Nodes, services and what carries them.
 
 nodes = Table(
@@ -217,8 +231,20 @@ workloads = Table(  # what runs on a node; a replica is one with a service
     Column("plan", JSON, nullable=False),
     Column("plan_digest", _SHA256, nullable=False),
     Column("readiness", JSON),  # path and body of the request that shows that the engine answers
+    Column("revision", BigInteger, nullable=False),
+    # Of a job, which is a workload without a service.
+    Column("state", String(16)),
+    Column("outcome", String(16)),
+    Column("reason", JSON),
+    Column("deadline_seconds", Integer),
+    Column("deadline_at", Double),  # of what was asked for last: the submission, or a retry
+    Column("idempotency_key", String(128)),
+    Column("request_digest", _SHA256),  # of what was asked for under that key
     Column("created_at", Double, nullable=False),
     UniqueConstraint("service_id", "generation", "replica", name="uq_workloads_replica"),
+    UniqueConstraint("project_id", "idempotency_key", name="uq_workloads_idempotency_key"),
+    Index("ix_workloads_project_id_id", "project_id", "id"),
+    Index("ix_workloads_state", "state"),
 )
 
 attempts = Table(  # the controller's mirror of the executors' ledgers
@@ -248,4 +274,59 @@ attempts = Table(  # the controller's mirror of the executors' ledgers
     UniqueConstraint("workload_id", "number"),
     Index("ix_attempts_service_id_generation", "service_id", "generation"),
     Index("ix_attempts_node_id_released", "node_id", "released"),
+    Index("ix_attempts_released", "released"),
+)
+
+audit = (
+    Table(  # what operators did that the rules alone would not do; written with the deed, and never changed
+        "audit",
+        metadata,
+        Column("id", _ID, primary_key=True),
+        Column("project_id", _ID, ForeignKey("projects.id"), nullable=False),
+        Column("at", Double, nullable=False),
+        Column("subject_id", _ID, nullable=False),
+        Column("authority_kind", String(16), nullable=False),
+        Column("authority_id", _ID, nullable=False),
+        Column("action", String(64), nullable=False),
+        Column("object_kind", String(32), nullable=False),
+        Column("object_id", _ID, nullable=False),
+        Column("request_id", String(128), nullable=False),
+        Column("outcome", String(32), nullable=False),
+        Column("details", JSON, nullable=False),
+        Index("ix_audit_project_id_id", "project_id", "id"),
+    )
+)
+
+usage_records = Table(  # one inference request each; it refers to nothing, since it outlives what it tells of
+    "usage_records",
+    metadata,
+    Column(
+        "id", _ID, primary_key=True
+    ),  # of the invocation: when it began, so all ranges of time are ranges of it
+    Column("request_id", String(128), nullable=False),
+    Column("project_id", _ID, nullable=False),
+    Column("service_id", _ID),
+    Column("alias", String(63)),
+    Column("authority_kind", String(16), nullable=False),
+    Column("authority_id", _ID, nullable=False),
+    Column("subject_id", _ID, nullable=False),
+    Column("path", String(64), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("code", String(64)),
+    Column("status", Integer, nullable=False),
+    Column("day", Integer, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("queue_ms", Double, nullable=False),
+    Column("first_byte_ms", Double),
+    Column("total_ms", Double, nullable=False),
+    Column("tokens", String(16), nullable=False),
+    Column("prompt_tokens", BigInteger),
+    Column("completion_tokens", BigInteger),
+    Column("model_revision", _SHA256),
+    Column("plan_digest", _SHA256),
+    Column("generation", BigInteger),
+    Column("attempt_id", _ID),
+    Column("requests", BigInteger, nullable=False),
+    Index("ix_usage_records_project_id_id", "project_id", "id"),
+    Index("ix_usage_records_service_id_id", "service_id", "id"),
 )

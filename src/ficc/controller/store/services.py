@@ -87,12 +87,16 @@ def page(connection: Connection, project_id: str, after: str | None, limit: int)
     return [_service(row) for row in connection.execute(query.order_by(_s.id.desc()).limit(limit + 1))]
 
 
-def unsettled(connection: Connection) -> list[Service]:
+def unsettled(connection: Connection, *, failed: bool = False) -> list[Service]:
     """Every service that a reconciler may have to do something about: all but the stopped and failed, and
-    those of them that still have an attempt which is not released."""
+    those of them that still have an attempt which is not released; with `failed`, also all that failed and
+    are still wanted."""
     held = select(_a.service_id).where(_a.released.is_(False), _a.service_id.is_not(None))
     ended = [state.value for state in service.ENDED]
-    query = select(schema.services).where(_s.state.not_in(ended) | _s.id.in_(held.scalar_subquery()))
+    wanted = _s.state.not_in(ended) | _s.id.in_(held.scalar_subquery())
+    if failed:
+        wanted |= (_s.state == service.State.FAILED.value) & (_s.desired == service.Desired.RUNNING.value)
+    query = select(schema.services).where(wanted)
     return [_service(row) for row in connection.execute(query)]
 
 
@@ -102,6 +106,12 @@ def of_ids(connection: Connection, only: Collection[str] | None) -> list[Service
     if only is not None:
         query = query.where(_s.id.in_(only))
     return [_service(row) for row in connection.execute(query)]
+
+
+def deadline_seconds(connection: Connection, service_id: str | None) -> int:
+    """How long a request of a service has; 0 for one that is not there."""
+    spec = connection.execute(select(_s.spec).where(_s.id == service_id)).scalar()
+    return 0 if spec is None else int(spec["deadline_seconds"])
 
 
 def remove(tx: Transaction, service_id: str) -> None:

@@ -18,14 +18,18 @@ from ficc.executor.cgroups import Group
 
 API_VERSION = 1
 GROUP = "ficc.executor"
+SHARED = ("linux", "namespace_connect", "processes", "readback", "safe_connect", "safe_files", "seccomp")
+"""The modules beside this one that the built-in providers isolate with, whose code their digests cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """What the executor tells a provider. `accounts` says whether payloads get their own host accounts
-    (the executor is root) or run as the executor's own."""
+    (the executor is root) or run as the executor's own; below `directory`, where only the executor can
+    look, a provider may keep state of its own; without it, it can be asked what it enforces, and no more."""
 
     accounts: bool
+    directory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,11 @@ class Sandbox(Protocol):
         """A connected socket to the payload's endpoint, as a file descriptor that the caller owns.
         Nothing the payload did to its file system leads elsewhere. Raises OSError."""
 
+    def open_output(self, name: str) -> int:
+        """A descriptor, which the caller owns, for reading the regular file that the payload left at /run/ficc/NAME;
+        asked from another thread, once the payload ended and before `close`. Nothing the payload did to its file
+        system leads elsewhere. Raises OSError."""
+
     async def close(self) -> None:
         """Give back what this object holds, once the group is empty. Idempotent."""
 
@@ -94,6 +103,10 @@ class Provider(Protocol):
     def unenforceable(self) -> Mapping[str, str]:
         """Limits that this provider cannot enforce here, each with why and what to do. A provider that
         cannot run at all names every limit."""
+
+    async def recover(self) -> frozenset[str]:
+        """Once, before anything is made: end and remove what sandboxes of an earlier run left besides their
+        groups, and prove it. The ids of the attempts of which something was found alive."""
 
     async def make(self, launch: Launch) -> Sandbox:
         """A sandbox whose processes are all in the group. Raises LaunchFailed, having left nothing but

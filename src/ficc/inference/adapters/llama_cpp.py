@@ -25,7 +25,15 @@ CONTEXT_TOTAL_MAX = 1 << 30
 THREADS_MAX = 512
 """GGML_MAX_N_THREADS."""
 
-_ROUTES = {"chat": ("POST", "/v1/chat/completions"), "embeddings": ("POST", "/v1/embeddings")}
+HEALTH = ("GET", "/health")
+"""Answered by the HTTP server beside the slots; SPARE_HTTP_THREADS keeps a thread free for it."""
+_ROUTES = {
+    "chat": ("POST", "/v1/chat/completions"),
+    "completions": ("POST", "/v1/completions"),
+    "embeddings": ("POST", "/v1/embeddings"),
+    "rerank": ("POST", "/v1/rerank"),
+}
+_GENERATES = frozenset({"chat", "completions"})
 
 
 class LlamaCpp:
@@ -67,7 +75,7 @@ class LlamaCpp:
             endpoint=Endpoint(
                 transport="unix",
                 path_or_port=SOCKET,
-                routes=tuple(_ROUTES[capability] for capability in capabilities),
+                routes=(*(_ROUTES[capability] for capability in capabilities), HEALTH),
                 body_bytes_max=BODY_BYTES_MAX,
                 concurrency=specification.concurrency,
             ),
@@ -83,6 +91,12 @@ def _check(specification: Specification, model: ModelRecord, placement: Placemen
         raise Refused(
             "capability_unavailable",
             "The model was registered without any capability; register it with chat or embeddings.",
+            "model_id",
+        )
+    if "rerank" in model.manifest.served_capabilities and len(model.manifest.served_capabilities) > 1:
+        raise Refused(
+            "capability_unavailable",
+            "llama_cpp ranks with a pooling that leaves nothing else; register the model for rerank alone.",
             "model_id",
         )
     if specification.concurrency > CONCURRENCY_MAX:
@@ -127,15 +141,17 @@ def _tensor_split(specification: Specification) -> tuple[str, ...]:
 def _embedding_flags(capabilities: Sequence[str], context: int, concurrency: int) -> tuple[str, ...]:
     """A chat model has no pooling of its own, and /v1/embeddings needs one: the mean over its tokens.
     A model made for embeddings declares its pooling in its header, and takes inputs as long as its context:
-    the engine embeds an input in one physical batch or not at all. (A chat model keeps the engine's own
+    the engine embeds, and ranks, an input in one physical batch or not at all. (A chat model keeps the engine's own
     batch, since its memory grows by the whole vocabulary with each token of it.) The engine divides a batch
     among its slots, and aborts while it loads when that leaves a remainder."""
-    if "embeddings" not in capabilities:
+    ranks = "rerank" in capabilities
+    if not ranks and "embeddings" not in capabilities:
         return ()
-    pooling = ("--pooling", "mean") if "chat" in capabilities else ()
-    if pooling and BATCH_TOKENS % concurrency == 0:
+    generates = not _GENERATES.isdisjoint(capabilities)
+    pooling = ("--pooling", "mean" if generates else "rank") if generates or ranks else ()
+    if generates and BATCH_TOKENS % concurrency == 0:
         return ("--embeddings", *pooling)
-    wanted = BATCH_TOKENS if pooling else min(context, EMBEDDING_BATCH_TOKENS_MAX)
+    wanted = BATCH_TOKENS if generates else min(context, EMBEDDING_BATCH_TOKENS_MAX)
     batch = str(-(-wanted // concurrency) * concurrency)
     return ("--embeddings", *pooling, "--batch-size", batch, "--ubatch-size", batch)
 
@@ -144,4 +160,8 @@ def _readiness(capabilities: Sequence[str], alias: str) -> Probe:
     if "chat" in capabilities:
         body = {"model": alias, "messages": [{"role": "user", "content": "."}], "max_tokens": 1}
         return Probe("/v1/chat/completions", body)
+    if "completions" in capabilities:
+        return Probe("/v1/completions", {"model": alias, "prompt": ".", "max_tokens": 1})
+    if "rerank" in capabilities:
+        return Probe("/v1/rerank", {"model": alias, "query": ".", "documents": ["."]})
     return Probe("/v1/embeddings", {"model": alias, "input": "."})

@@ -8,7 +8,12 @@ from pathlib import Path
 
 PROBE_SECONDS = 10.0
 NOBODY = 65534
-OPTIONS = ("--unshare-user", "--unshare-pid", "--unshare-net", "--disable-userns", "--ro-bind", "/", "/")
+OPTIONS = (
+    *("--unshare-user", "--unshare-pid", "--as-pid-1", "--unshare-net", "--disable-userns"),
+    *("--ro-bind", "/", "/"),
+)
+"""As process 1 the program is a child of the first bubblewrap, which waits for it; else an init would be left
+behind by it, for this process to adopt."""
 
 
 def why_it_cannot_run(program: str, *, as_root: bool) -> str | None:

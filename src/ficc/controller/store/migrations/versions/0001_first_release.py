@@ -158,6 +158,7 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Double(), nullable=True),
         sa.Column("revoked_at", sa.Double(), nullable=True),
         sa.Column("last_used_at", sa.Double(), nullable=True),
+        sa.Column("limits", sa.JSON(), nullable=True),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_tokens_project_id_projects")),
         sa.ForeignKeyConstraint(
             ["subject_id"], ["identities.id"], name=op.f("fk_tokens_subject_id_identities")
@@ -210,6 +211,28 @@ def upgrade() -> None:
         batch_op.create_index("ix_services_state", ["state"], unique=False)
 
     op.create_table(
+        "memory_peaks",
+        sa.Column("project_id", sa.String(length=26), nullable=False),
+        sa.Column("model_revision", sa.String(length=64), nullable=False),
+        sa.Column("image_digest", sa.String(length=71), nullable=False),
+        sa.Column("context", sa.BigInteger(), nullable=False),
+        sa.Column("concurrency", sa.Integer(), nullable=False),
+        sa.Column("peak_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("attempt_id", sa.String(length=26), nullable=False),
+        sa.Column("measured_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_memory_peaks_project_id_projects")
+        ),
+        sa.PrimaryKeyConstraint(
+            "project_id",
+            "model_revision",
+            "image_digest",
+            "context",
+            "concurrency",
+            name=op.f("pk_memory_peaks"),
+        ),
+    )
+    op.create_table(
         "workloads",
         sa.Column("id", sa.String(length=26), nullable=False),
         sa.Column("project_id", sa.String(length=26), nullable=False),
@@ -220,6 +243,14 @@ def upgrade() -> None:
         sa.Column("plan", sa.JSON(), nullable=False),
         sa.Column("plan_digest", sa.String(length=64), nullable=False),
         sa.Column("readiness", sa.JSON(), nullable=True),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=True),
+        sa.Column("outcome", sa.String(length=16), nullable=True),
+        sa.Column("reason", sa.JSON(), nullable=True),
+        sa.Column("deadline_seconds", sa.Integer(), nullable=True),
+        sa.Column("deadline_at", sa.Double(), nullable=True),
+        sa.Column("idempotency_key", sa.String(length=128), nullable=True),
+        sa.Column("request_digest", sa.String(length=64), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
             ["project_id"], ["projects.id"], name=op.f("fk_workloads_project_id_projects")
@@ -228,8 +259,13 @@ def upgrade() -> None:
             ["service_id"], ["services.id"], name=op.f("fk_workloads_service_id_services")
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_workloads")),
+        sa.UniqueConstraint("project_id", "idempotency_key", name="uq_workloads_idempotency_key"),
         sa.UniqueConstraint("service_id", "generation", "replica", name="uq_workloads_replica"),
     )
+    with op.batch_alter_table("workloads", schema=None) as batch_op:
+        batch_op.create_index("ix_workloads_project_id_id", ["project_id", "id"], unique=False)
+        batch_op.create_index("ix_workloads_state", ["state"], unique=False)
+
     op.create_table(
         "attempts",
         sa.Column("id", sa.String(length=26), nullable=False),
@@ -259,6 +295,60 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("attempts", schema=None) as batch_op:
         batch_op.create_index("ix_attempts_node_id_released", ["node_id", "released"], unique=False)
+        batch_op.create_index("ix_attempts_released", ["released"], unique=False)
         batch_op.create_index("ix_attempts_service_id_generation", ["service_id", "generation"], unique=False)
+
+    op.create_table(
+        "audit",
+        sa.Column("id", sa.String(length=26), nullable=False),
+        sa.Column("project_id", sa.String(length=26), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("subject_id", sa.String(length=26), nullable=False),
+        sa.Column("authority_kind", sa.String(length=16), nullable=False),
+        sa.Column("authority_id", sa.String(length=26), nullable=False),
+        sa.Column("action", sa.String(length=64), nullable=False),
+        sa.Column("object_kind", sa.String(length=32), nullable=False),
+        sa.Column("object_id", sa.String(length=26), nullable=False),
+        sa.Column("request_id", sa.String(length=128), nullable=False),
+        sa.Column("outcome", sa.String(length=32), nullable=False),
+        sa.Column("details", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_audit_project_id_projects")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_audit")),
+    )
+    with op.batch_alter_table("audit", schema=None) as batch_op:
+        batch_op.create_index("ix_audit_project_id_id", ["project_id", "id"], unique=False)
+
+    op.create_table(
+        "usage_records",
+        sa.Column("id", sa.String(length=26), nullable=False),
+        sa.Column("request_id", sa.String(length=128), nullable=False),
+        sa.Column("project_id", sa.String(length=26), nullable=False),
+        sa.Column("service_id", sa.String(length=26), nullable=True),
+        sa.Column("alias", sa.String(length=63), nullable=True),
+        sa.Column("authority_kind", sa.String(length=16), nullable=False),
+        sa.Column("authority_id", sa.String(length=26), nullable=False),
+        sa.Column("subject_id", sa.String(length=26), nullable=False),
+        sa.Column("path", sa.String(length=64), nullable=False),
+        sa.Column("outcome", sa.String(length=16), nullable=False),
+        sa.Column("code", sa.String(length=64), nullable=True),
+        sa.Column("status", sa.Integer(), nullable=False),
+        sa.Column("day", sa.Integer(), nullable=False),
+        sa.Column("started_at", sa.Double(), nullable=False),
+        sa.Column("queue_ms", sa.Double(), nullable=False),
+        sa.Column("first_byte_ms", sa.Double(), nullable=True),
+        sa.Column("total_ms", sa.Double(), nullable=False),
+        sa.Column("tokens", sa.String(length=16), nullable=False),
+        sa.Column("prompt_tokens", sa.BigInteger(), nullable=True),
+        sa.Column("completion_tokens", sa.BigInteger(), nullable=True),
+        sa.Column("model_revision", sa.String(length=64), nullable=True),
+        sa.Column("plan_digest", sa.String(length=64), nullable=True),
+        sa.Column("generation", sa.BigInteger(), nullable=True),
+        sa.Column("attempt_id", sa.String(length=26), nullable=True),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_usage_records")),
+    )
+    with op.batch_alter_table("usage_records", schema=None) as batch_op:
+        batch_op.create_index("ix_usage_records_project_id_id", ["project_id", "id"], unique=False)
+        batch_op.create_index("ix_usage_records_service_id_id", ["service_id", "id"], unique=False)
 
     # ### end Alembic commands ###
