@@ -78,7 +78,8 @@ class Invariants:
         """What executors said of attempts, in any life: on a full disk it is told and not written, and the next life
         says that nobody knows."""
         self.requests: Counter[str] = Counter()
-        self.bad_routes: dict[tuple[str, str], float] = {}
+        self.bad_routes: dict[tuple[str, str, float], float] = {}
+        """Since when: by controller, attempt, and for how long a route may mislead for this cause."""
         self.acknowledged: set[tuple[str, int]] = set()
         """(service, revision) of starts that somebody asked for with an acknowledgement."""
         self.transitions: Counter[str] = Counter()
@@ -382,7 +383,7 @@ class Invariants:
         self._check_routes(now)
 
     def _check_routes(self, now: float) -> None:
-        bad: dict[tuple[str, str], float] = {}
+        bad: dict[tuple[str, str, float], float] = {}
         for controller in self.world.controllers:
             real, process = controller.real, controller.process
             if real is None or process is None or process.stopped or self.world.database_away:
@@ -394,7 +395,7 @@ class Invariants:
                     patience = self._misleads(route.service_id, route.generation, replica.attempt_id)
                     if patience is None:
                         continue
-                    key = controller.name, replica.attempt_id
+                    key = controller.name, replica.attempt_id, patience
                     bad[key] = self.bad_routes.get(key, now)
                     if now - bad[key] > patience:
                         self.fail(
