@@ -12,7 +12,7 @@ demo: $(VENV)/.ready-demo ## a real model behind an OpenAI-compatible endpoint, 
 	@scripts/system-packages demo
 	@$(BIN)/python scripts/demo.py $(if $(ONESHOT),--oneshot) $(if $(MODEL),--model '$(MODEL)')
 
-test: $(VENV)/.ready-check ## lint, types, import contracts, and the tests, in at most 10 minutes on two cores
+test: $(VENV)/.ready-check ## lint, types, import contracts, and the tests, in some ten minutes on two cores
 	@scripts/system-packages test
 	$(MAKE) --no-print-directory check
 	$(RUN_TESTS) --ignore=tests/browser -m "not slow" -n 2 --dist loadfile $(PYTEST)

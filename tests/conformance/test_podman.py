@@ -27,6 +27,7 @@ from support.executor import is_alive
 __all__ = ["bench", "python_root"]
 
 pytestmark = [
+    pytest.mark.slow,  # bubblewrap's suite is the quick one
     pytest.mark.root,
     pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed"),
     pytest.mark.timeout(300),
