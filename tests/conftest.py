@@ -56,12 +56,8 @@ def images() -> Path:
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[Installation]:
     """A running installation for the tests of one module."""
-    made = Installation(tmp_path_factory.mktemp("ficc"), images=images)
-    try:
-        made.start()
+    with Installation(tmp_path_factory.mktemp("ficc"), images=images) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")

@@ -239,14 +239,14 @@ async def test_nothing_is_asked_of_what_an_earlier_boot_left(tmp_path: Path) -> 
     """Its process ids are other processes' by now."""
     provider = make_provider(tmp_path)
     other = tmp_path / "podman" / "00000000-0000-0000-0000-000000000000"
-    (other / "root").mkdir(parents=True)
+    (other / "graph").mkdir(parents=True)
     assert await provider.recover() == frozenset()
     assert list((tmp_path / "podman").iterdir()) == []
 
 
 async def test_podman_that_lost_its_state_is_no_obstacle(bench: Bench, provider: Podman) -> None:
     await bench.run("pass")
-    for path in (provider.engine.home / "root" / "libpod").iterdir():
+    for path in (provider.engine.home / "graph" / "libpod").iterdir():
         path.write_bytes(b"damaged") if path.is_file() else None
     assert await provider.recover() == frozenset()
     _, ended = await bench.run("raise SystemExit(3)")

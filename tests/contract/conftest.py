@@ -25,9 +25,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedInstallation]:
     """Running, and shared: a test removes the services that it made, and ends no process."""
-    made = ScriptedInstallation(tmp_path_factory.mktemp("ficc"))
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path_factory.mktemp("ficc")) as made:
         yield made
-    finally:
-        made.stop()

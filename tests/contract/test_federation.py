@@ -41,14 +41,10 @@ CONCURRENCY = 2
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedInstallation]:
     """An executor that runs a ready service; the controller that made it has ended, its engine goes on."""
-    made = ScriptedInstallation(tmp_path_factory.mktemp("seam"))
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path_factory.mktemp("seam")) as made:
         made.service("seam", concurrency=CONCURRENCY)
         made.kill("controller", signal.SIGTERM)
         yield made
-    finally:
-        made.stop()
 
 
 class Seam:

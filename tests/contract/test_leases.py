@@ -26,12 +26,8 @@ CONCURRENCY = 3
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedInstallation]:
     settings = {"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS)}
-    made = ScriptedInstallation(tmp_path_factory.mktemp("leases"), settings=settings)
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path_factory.mktemp("leases"), settings=settings) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def attempts(installation: ScriptedInstallation, service_id: str) -> list[str]:

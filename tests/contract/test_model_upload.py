@@ -62,15 +62,13 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
     directory = tmp_path_factory.mktemp("native")
     python_image()
     path = [str(install_adapter(directory / "adapter")), *filter(None, [os.environ.get("PYTHONPATH")])]
-    made = Installation(directory, images=CACHE / "store", settings={"PYTHONPATH": os.pathsep.join(path)})
-    try:
-        made.start()
+    with Installation(
+        directory, images=CACHE / "store", settings={"PYTHONPATH": os.pathsep.join(path)}
+    ) as made:
         file = directory / "model.gguf"
         file.write_bytes(ENGINE.read_bytes())
         made.add_model(file, "native", ["chat"])
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

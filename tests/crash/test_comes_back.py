@@ -42,12 +42,8 @@ SETTINGS = {
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[ScriptedInstallation]:
-    made = ScriptedInstallation(tmp_path, settings=SETTINGS)
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path, settings=SETTINGS) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def engine(attempt_id: str) -> int:

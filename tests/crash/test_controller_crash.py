@@ -24,12 +24,10 @@ TTL_SECONDS = 10
 
 @pytest.fixture
 def installation(tmp_path: Path, images: Path) -> Iterator[Installation]:
-    made = Installation(tmp_path, images=images, settings={"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS)})
-    try:
-        made.start()
+    with Installation(
+        tmp_path, images=images, settings={"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS)}
+    ) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

@@ -21,12 +21,8 @@ TOLERANCE_SECONDS = 3.0
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[ScriptedInstallation]:
-    made = ScriptedInstallation(tmp_path)
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def kill_engine(attempt_id: str) -> None:

@@ -55,14 +55,10 @@ ENDING = frozenset(
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedInstallation]:
     settings = {"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS)}
-    made = ScriptedInstallation(tmp_path_factory.mktemp("ficc"), settings=settings)
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path_factory.mktemp("ficc"), settings=settings) as made:
         assert made.model_id
         assert made.python
         yield made
-    finally:
-        made.stop()
 
 
 def start_armed(installation: ScriptedInstallation, name: str, point: str) -> None:

@@ -19,12 +19,8 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedInstallation]:
-    made = ScriptedInstallation(tmp_path_factory.mktemp("lost"))
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path_factory.mktemp("lost")) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture

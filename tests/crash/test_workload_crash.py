@@ -39,12 +39,8 @@ def short_leases(settings: dict[str, str]) -> None:
 
 @pytest.fixture
 def made(settings: dict[str, str], tmp_path: Path) -> Iterator[JobInstallation]:
-    installation = JobInstallation(tmp_path, settings=settings)
-    try:
-        installation.start()
+    with JobInstallation(tmp_path, settings=settings) as installation:
         yield installation
-    finally:
-        installation.stop()
 
 
 # The controller.
@@ -214,12 +210,10 @@ def test_a_deadline_that_passes_on_a_node_that_is_gone_leaves_the_outcome_unknow
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[ScriptedInstallation]:
-    installation = ScriptedInstallation(tmp_path, settings={"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS)})
-    try:
-        installation.start()
+    with ScriptedInstallation(
+        tmp_path, settings={"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS)}
+    ) as installation:
         yield installation
-    finally:
-        installation.stop()
 
 
 def test_a_service_whose_node_is_gone_for_ever_starts_again_once_its_replicas_are_released(

@@ -29,12 +29,8 @@ LONG = "Write a very long story about the sea, with many chapters."
 def installation(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[Installation]:
     """One whose controller says all that it has to say."""
     directory = tmp_path_factory.mktemp("chat")
-    made = Installation(directory, images=images, settings={"FICC_LOG_LEVEL": "debug"})
-    try:
-        made.start()
+    with Installation(directory, images=images, settings={"FICC_LOG_LEVEL": "debug"}) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")

@@ -27,12 +27,10 @@ def installation(
     tmp_path_factory: pytest.TempPathFactory,
     database_settings: Callable[[str], dict[str, str]],
 ) -> Iterator[ScriptedInstallation]:
-    made = ScriptedInstallation(tmp_path_factory.mktemp("ficc"), settings=database_settings(request.param))
-    try:
-        made.start()
+    with ScriptedInstallation(
+        tmp_path_factory.mktemp("ficc"), settings=database_settings(request.param)
+    ) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def model(installation: ScriptedInstallation) -> dict[str, Any]:

@@ -36,12 +36,8 @@ PATIENCE_SECONDS = 20.0
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedInstallation]:
     settings = {"FICC_GATEWAY_KEEP_ALIVE_SECONDS": str(KEEP_ALIVE_SECONDS)}
-    made = ScriptedInstallation(tmp_path_factory.mktemp("gateway"), settings=settings)
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path_factory.mktemp("gateway"), settings=settings) as made:
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")
@@ -327,16 +323,12 @@ def test_large_bodies_survive_the_death_of_the_process_that_reads_them(
 
 
 def test_a_killed_controller_leaves_no_process(tmp_path_factory: pytest.TempPathFactory) -> None:
-    made = ScriptedInstallation(tmp_path_factory.mktemp("killed"))
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path_factory.mktemp("killed")) as made:
         service = made.service("one")
         made.chat(service["id"], text="x" * 300_000).ok()
         (reader,) = children_of(made.processes["controller"].pid)
         made.kill("controller")
         made.until(lambda: not runs(reader), "the process that reads bodies has ended")
-    finally:
-        made.stop()
 
 
 def children_of(pid: int) -> list[int]:

@@ -36,12 +36,8 @@ LEASE_MODULES = (
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedInstallation]:
     settings = {"FICC_LEASES_TTL_SECONDS": str(TTL_SECONDS)}
-    made = ScriptedInstallation(tmp_path_factory.mktemp("leases"), settings=settings)
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path_factory.mktemp("leases"), settings=settings) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def told(installation: ScriptedInstallation, attempt_id: str) -> dict[str, Any]:

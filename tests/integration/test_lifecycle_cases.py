@@ -41,12 +41,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedI
         path.chmod(0o755)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("PYTHONPATH", str(patch), prepend=os.pathsep)
-        made = ScriptedInstallation(directory)
-        try:
-            made.start()
+        with ScriptedInstallation(directory) as made:
             yield made
-        finally:
-            made.stop()
 
 
 def kill_engine(attempt_id: str) -> None:

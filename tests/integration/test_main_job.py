@@ -233,7 +233,7 @@ def test_the_effective_limits_equal_the_plans(service: Service) -> None:
     assert int(read("pids", "pids.max", "pids.max")) == LIMITS["processes"]
     quota = read("cpu", "cpu.cfs_quota_us", "cpu.max").split()[0]
     assert int(quota) * 1000 // 100_000 == LIMITS["cpu_millis"]
-    space = os.statvfs(f"/proc/{pid}/root/run/ficc")
+    space = os.statvfs(Path(f"/proc/{pid}/root") / "run/ficc")
     assert space.f_blocks * space.f_frsize == LIMITS["storage_bytes"]
     assert space.f_files == LIMITS["storage_inodes"]
 

@@ -28,12 +28,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[Installation]:
     directory = tmp_path_factory.mktemp("ficc")
-    made = Installation(directory, images=images, settings={"FICC_EXECUTOR_PROVIDER": "podman"})
-    try:
-        made.start()
+    with Installation(directory, images=images, settings={"FICC_EXECUTOR_PROVIDER": "podman"}) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def test_a_service_in_podman(installation: Installation, model_file: Path) -> None:

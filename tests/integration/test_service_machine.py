@@ -189,14 +189,10 @@ class ServiceMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def installation(tmp_path: Any) -> Iterator[ScriptedInstallation]:
-    made = ScriptedInstallation(tmp_path)
-    try:
-        made.start()
+    with ScriptedInstallation(tmp_path) as made:
         assert made.python
         assert made.model_id
         yield made
-    finally:
-        made.stop()
 
 
 def test_l8_l9_services_under_everything_that_people_do(installation: ScriptedInstallation) -> None:

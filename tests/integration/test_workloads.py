@@ -25,12 +25,8 @@ WRITE = "import pathlib; pathlib.Path('/run/ficc/{}').write_bytes({!r})"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobInstallation]:
-    installation = JobInstallation(tmp_path_factory.mktemp("ficc"))
-    try:
-        installation.start()
+    with JobInstallation(tmp_path_factory.mktemp("ficc")) as installation:
         yield installation
-    finally:
-        installation.stop()
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +87,9 @@ def test_a_job_that_outlives_its_deadline_has_failed(made: JobInstallation) -> N
 
 def test_leases_are_renewed_under_a_job(tmp_path: Path) -> None:
     """It runs for longer than a lease lasts."""
-    made = JobInstallation(tmp_path, settings={"FICC_LEASES_TTL_SECONDS": "5"})
-    try:
-        made.start()
+    with JobInstallation(tmp_path, settings={"FICC_LEASES_TTL_SECONDS": "5"}) as made:
         job = made.submitted("import time; time.sleep(8)")
         assert made.outcome(job) == ("succeeded", "exited")
-    finally:
-        made.stop()
 
 
 def test_a_job_that_has_ended_is_tried_again_when_somebody_asks(made: JobInstallation) -> None:

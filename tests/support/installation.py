@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ficc.client.api import Api
 from ficc.images.build import LLAMA_SERVER, build_llama_cpp
@@ -64,6 +64,18 @@ class Installation:
             (executor / "images").symlink_to(images)
 
     # Processes.
+
+    def __enter__(self) -> Self:
+        """Started; on the way out, also of a start that failed, it is stopped."""
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self, *names: str) -> None:
         """Start these processes (all of them without names) and wait until each is there for others."""

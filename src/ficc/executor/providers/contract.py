@@ -8,17 +8,29 @@ over the files it ships, and part of every runtime and so of every plan.
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ficc.domain.plan import Plan
+from ficc.executor import cgroups
 from ficc.executor.cgroups import Group
 
 API_VERSION = 1
 GROUP = "ficc.executor"
-SHARED = ("linux", "namespace_connect", "processes", "readback", "safe_connect", "safe_files", "seccomp")
+SHARED = (
+    "linux",
+    "namespace_connect",
+    "processes",
+    "reach",
+    "readback",
+    "safe_connect",
+    "safe_files",
+    "seccomp",
+    "view",
+)
 """The modules beside this one that the built-in providers isolate with, whose code their digests cover."""
 
 
@@ -55,6 +67,10 @@ class Exit:
 
     status: int | None
     signal: int | None
+
+    @classmethod
+    def as_shells_report(cls, status: int) -> Exit:
+        return cls(status, status - 128 if 128 < status < 128 + signal.NSIG else None)
 
 
 class LaunchFailed(Exception):
@@ -111,6 +127,12 @@ class Provider(Protocol):
     async def make(self, launch: Launch) -> Sandbox:
         """A sandbox whose processes are all in the group. Raises LaunchFailed, having left nothing but
         what killing the group ends."""
+
+
+def built_in_digest(package: Path) -> str:
+    """The package digest of a built-in provider: over its own directory and all that the providers share."""
+    shared = [Path(__file__).with_name(f"{name}.py") for name in SHARED]
+    return digest_of_files(shipped_files(package, *shared, Path(cgroups.__file__)))
 
 
 def digest_of_files(files: Iterable[tuple[str, Path]]) -> str:

@@ -8,8 +8,9 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -116,6 +117,27 @@ class Peers:
     def close(self) -> None:
         for pid in list(self._known):
             self._forget(pid)
+
+
+def try_out(
+    argv: Sequence[str], seconds: float, *, account: int | None = None, pass_fds: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
+    """What a program of this machine does when it is started with nothing of ours; as this user, with this group
+    alone. Raises OSError, subprocess.TimeoutExpired."""
+    return subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        cwd="/",
+        env={},
+        pass_fds=pass_fds,
+        user=account,
+        group=account,
+        extra_groups=None if account is None else [],
+    )
 
 
 def terminate_children(group: Group, init_pid: int) -> None:

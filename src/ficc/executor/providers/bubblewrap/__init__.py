@@ -9,18 +9,16 @@ import json
 import os
 import resource
 import shutil
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ficc.domain.plan import Limits
-from ficc.executor import cgroups
-from ficc.executor.providers import contract, processes, readback, safe_connect, safe_files, seccomp
+from ficc.executor.providers import contract, processes, readback, seccomp, view
 from ficc.executor.providers.bubblewrap import arguments, probe
 from ficc.executor.providers.contract import Configuration, Exit, Launch, LaunchFailed
-from ficc.executor.providers.namespace_connect import NamespaceConnector
-from ficc.executor.providers.processes import Descriptors, Output, Peers, anonymous_file, connect_reading
+from ficc.executor.providers.processes import Descriptors, Output, anonymous_file, connect_reading
+from ficc.executor.providers.reach import Reach
 
 MAKE_SECONDS = 15.0
 """How long the shim and bubblewrap may take until the payload could start."""
@@ -39,9 +37,7 @@ class Bubblewrap:
     transports = ("unix", "tcp")
 
     def __init__(self) -> None:
-        here = Path(__file__).parent
-        shared = (*(here.parent / f"{name}.py" for name in contract.SHARED), Path(cgroups.__file__))
-        self.package_digest = contract.digest_of_files(contract.shipped_files(here, *shared))
+        self.package_digest = contract.built_in_digest(Path(__file__).parent)
         self._program = shutil.which("bwrap") or ""
         self._why_not: str | None = None
 
@@ -103,7 +99,7 @@ def _shim_spec(launch: Launch, argv: list[str], descriptors: Sequence[int]) -> d
         "scratch": {
             "bytes": limits.storage_bytes,
             "inodes": limits.storage_inodes,
-            "directories": list(arguments.DIRECTORIES),
+            "directories": list(view.DIRECTORIES),
         },
         "inputs": [[name, str(source)] for name, source in launch.inputs.items()],
         "rlimits": [[resource.RLIMIT_CORE, 0], [resource.RLIMIT_NOFILE, OPEN_FILES_MAX]],
@@ -118,9 +114,7 @@ class BubblewrapSandbox:
         self._process = process
         self._block_write = block_write
         self._init_pid = 0
-        self._run_directory = -1
-        self._network: NamespaceConnector | None = None
-        self._peers = Peers(launch.group, launch.uid)
+        self._reach = Reach(launch)
         self._output = Output(launch.write_log)
         self._log_transport: asyncio.ReadTransport | None = None
 
@@ -144,13 +138,8 @@ class BubblewrapSandbox:
         finally:
             info_transport.close()
         try:
-            self._run_directory = os.open(
-                f"/proc/{self._init_pid}/root{arguments.DIRECTORIES['run']}",
-                os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW,
-            )
-            endpoint = self._launch.plan.endpoint
-            if endpoint is not None and endpoint.transport == "tcp":
-                self._network = await NamespaceConnector.enter(self._init_pid)
+            self._reach.hold(self._init_pid)
+            await self._reach.enter(self._init_pid)
         except OSError as error:
             raise LaunchFailed(f"the sandbox cannot be reached, or ended at once ({error}).") from error
 
@@ -169,7 +158,7 @@ class BubblewrapSandbox:
         """Whether the init has pivoted into the image and dropped its capabilities. Until then
         /proc/PID/root is the host's."""
         try:
-            here, there = os.stat("/"), os.stat(f"/proc/{self._init_pid}/root/")
+            here, there = os.stat("/"), os.stat(f"/proc/{self._init_pid}/root")
             status = processes.status(self._init_pid)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return False
@@ -179,7 +168,7 @@ class BubblewrapSandbox:
     async def check(self) -> None:
         try:
             problems = await asyncio.to_thread(
-                readback.differences, self._launch, self._init_pid, self._run_directory
+                readback.differences, self._launch, self._init_pid, self._reach.directory
             )
         except OSError as error:
             raise LaunchFailed(f"the sandbox ended while it was checked ({error}).") from error
@@ -202,24 +191,17 @@ class BubblewrapSandbox:
         await self._output.drain()
         if status < 0:
             return Exit(None, -status)
-        # bubblewrap reports a payload's signal the way shells do.
-        return Exit(status, status - 128 if 128 < status < 128 + signal.NSIG else None)
+        return Exit.as_shells_report(status)  # which is how bubblewrap reports a payload's signal
 
     def terminate(self) -> None:
         """To the init's own children: bubblewrap's init itself ignores SIGTERM."""
         processes.terminate_children(self._launch.group, self._init_pid)
 
     def connect(self, path_or_port: str | int) -> int:
-        if not isinstance(path_or_port, str):
-            if self._network is None:
-                raise OSError("the plan has no endpoint over TCP")
-            return self._network.connect(path_or_port).detach()
-        relative = path_or_port.removeprefix(arguments.DIRECTORIES["run"] + "/")
-        sock = safe_connect.connect(self._run_directory, relative, self._peers.allowed)
-        return sock.detach()
+        return self._reach.connect(path_or_port)
 
     def open_output(self, name: str) -> int:
-        return safe_files.open_regular(self._run_directory, name)
+        return self._reach.open_output(name)
 
     async def abandon(self) -> None:
         """End a sandbox that never started. The process first: until the shim joined, it is in no group, and
@@ -231,14 +213,10 @@ class BubblewrapSandbox:
         await self.close()
 
     async def close(self) -> None:
-        self._peers.close()
-        for name in ("_block_write", "_run_directory"):
-            fd = getattr(self, name)
-            setattr(self, name, -1)
-            if fd >= 0:
-                os.close(fd)
-        if self._network is not None:
-            await self._network.close()
+        fd, self._block_write = self._block_write, -1
+        if fd >= 0:
+            os.close(fd)
+        await self._reach.close()
         await self._process.wait()
         if self._log_transport is not None:
             await self._output.drain()

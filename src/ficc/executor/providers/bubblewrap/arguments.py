@@ -10,13 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ficc.executor.providers.bubblewrap.shim import STAGE
-
-SANDBOX_ID = 65534
-"""The uid and gid the payload sees; its host account is another."""
-HOSTNAME = "sandbox"
-DIRECTORIES: Mapping[str, str] = {"run": "/run/ficc", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108
-"""What is writable in a sandbox, all of it on the one scratch tmpfs."""
-PATH = "/usr/local/bin:/usr/bin:/bin"
+from ficc.executor.providers.view import DIRECTORIES, HOSTNAME, PATH, SANDBOX_ID
 
 
 def options(environment: Mapping[str, str], *, info_fd: int, block_fd: int, seccomp_fd: int) -> list[str]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from ficc.executor.providers.processes import try_out
+
 PROBE_SECONDS = 10.0
 NOBODY = 65534
 OPTIONS = (
@@ -22,18 +24,10 @@ def why_it_cannot_run(program: str, *, as_root: bool) -> str | None:
     if not program:
         return "bubblewrap is not installed; install the package bubblewrap."
     try:
-        tried = subprocess.run(
+        tried = try_out(
             [program, *OPTIONS, "--", program, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROBE_SECONDS,
-            cwd="/",
-            env={},
-            user=NOBODY if as_root else None,
-            group=NOBODY if as_root else None,
-            extra_groups=[] if as_root else None,
+            PROBE_SECONDS,
+            account=NOBODY if as_root else None,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap does not run: {error}."

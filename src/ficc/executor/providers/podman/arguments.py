@@ -7,22 +7,17 @@ pinned: those of distributions differ, and some fail. Paths are those that podma
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ficc.executor.providers.podman.stage import HOME, PIDS, ROOT, SCRATCH, VOID
+from ficc.executor.providers.view import DIRECTORIES, HOSTNAME, SANDBOX_ID
 
 LABEL = "ficc.attempt"
-SANDBOX_ID = 65534
-"""The uid and gid the payload sees; its host account is another."""
 ROOT_OFFSET = 1 << 20
 """The host account of the user that the sandbox knows as root is this much above the payload's. Nothing runs
 under it once a sandbox is made; it owns what a container engine makes and a payload may not write."""
-HOSTNAME = "sandbox"
-PATH = "/usr/local/bin:/usr/bin:/bin"
 INIT = "/run/podman-init"
-DIRECTORIES: Mapping[str, str] = {"run": "/run/ficc", "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108
-"""What is writable in a sandbox, all of it on the one scratch tmpfs."""
 OVER: tuple[str, ...] = ("/sys", "/sys/fs/cgroup", "/dev/mqueue")
 """What podman would mount and no payload needs: an empty, read-only directory is mounted there instead."""
 
@@ -96,7 +91,7 @@ hooks_dir = []
 events_logger = "none"
 lock_type = "file"
 no_pivot_root = false
-static_dir = "{HOME}/root/libpod"
+static_dir = "{HOME}/graph/libpod"
 tmp_dir = "{HOME}/libpod"
 volume_path = "{HOME}/volumes"
 
@@ -114,7 +109,7 @@ def storage_settings() -> str:
 [storage]
 driver = "vfs"
 runroot = "{HOME}/run"
-graphroot = "{HOME}/root"
+graphroot = "{HOME}/graph"
 """
 
 

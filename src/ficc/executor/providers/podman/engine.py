@@ -182,7 +182,7 @@ class Engine:
 
     def configuration(self, name: str) -> dict[str, Any]:
         """What the OCI runtime was handed. Raises OSError, ValueError."""
-        bundle = self.home / "root" / "vfs-containers" / self._id(name) / "userdata"
+        bundle = self.home / "graph" / "vfs-containers" / self._id(name) / "userdata"
         return dict(json.loads((bundle / "config.json").read_text()))
 
 

@@ -45,7 +45,7 @@ def why_it_cannot_run(programs: Programs, *, as_root: bool) -> str | None:
         packages = " ".join(missing)
         return f"{', '.join(missing)} not installed; install {packages} (no recommended packages are needed)."
     try:
-        version = _run([programs.podman, "--version"])
+        version = processes.try_out([programs.podman, "--version"], PROBE_SECONDS)
         found = re.search(r"(\d+)\.(\d+)", version.stdout)
         if found is None or (int(found[1]), int(found[2])) < VERSION_MIN:
             wanted = ".".join(map(str, VERSION_MIN))
@@ -80,18 +80,5 @@ def _try(programs: Programs) -> subprocess.CompletedProcess[str]:
         spec = engine.stage_spec(tried.home, [command], launch=launch)
         with processes.Descriptors() as held:
             fd = held.keep(processes.anonymous_file(json.dumps(spec)))
-            return _run([sys.executable, "-I", "-S", stage.__file__, str(fd)], fd)
-
-
-def _run(argv: list[str], *descriptors: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=PROBE_SECONDS,
-        cwd="/",
-        env={},
-        pass_fds=descriptors,
-    )
+            argv = [sys.executable, "-I", "-S", stage.__file__, str(fd)]
+            return processes.try_out(argv, PROBE_SECONDS, pass_fds=[fd])

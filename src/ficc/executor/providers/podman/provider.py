@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ficc.domain.plan import Limits
-from ficc.executor import cgroups
 from ficc.executor.providers import contract, processes
 from ficc.executor.providers.contract import Configuration, Launch, LaunchFailed
 from ficc.executor.providers.podman import probe
@@ -32,9 +31,7 @@ class Podman:
     transports = ("unix", "tcp")
 
     def __init__(self) -> None:
-        here = Path(__file__).parent
-        shared = (*(here.parent / f"{name}.py" for name in contract.SHARED), Path(cgroups.__file__))
-        self.package_digest = contract.digest_of_files(contract.shipped_files(here, *shared))
+        self.package_digest = contract.built_in_digest(Path(__file__).parent)
         self._programs = probe.find_programs()
         self._why_not: str | None = None
         self._engine: Engine | None = None

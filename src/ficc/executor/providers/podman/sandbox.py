@@ -9,12 +9,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ficc.executor.providers import processes, readback, safe_connect, safe_files, seccomp
+from ficc.executor.providers import processes, readback, seccomp, view
 from ficc.executor.providers.contract import Exit, Launch, LaunchFailed
-from ficc.executor.providers.namespace_connect import NamespaceConnector
 from ficc.executor.providers.podman import arguments
 from ficc.executor.providers.podman.engine import Engine, Unanswered
-from ficc.executor.providers.processes import Output, Peers, connect_reading
+from ficc.executor.providers.processes import Output, connect_reading
+from ficc.executor.providers.reach import Reach
 
 MAKE_SECONDS = 60.0
 """How long podman may take until the payload could start."""
@@ -25,7 +25,7 @@ OOM_SCORE_ADJUSTMENT = 500
 WRITABLE_MOUNTS = frozenset(
     (
         *("/proc", "/dev", "/dev/pts", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
-        *("/dev/tty", *arguments.DIRECTORIES.values()),
+        *("/dev/tty", *view.DIRECTORIES.values()),
     )
 )
 """All else in a sandbox is mounted read-only. /proc and /dev belong to nobody there."""
@@ -40,13 +40,11 @@ class PodmanSandbox:
         self._init = -1
         self._monitor = -1
         self._stage = -1
-        self._run_directory = -1
         self._log_write = -1
         self._sessions: list[int] = []
         self._ended = asyncio.Event()
         self._closed = False
-        self._network: NamespaceConnector | None = None
-        self._peers = Peers(launch.group, launch.uid)
+        self._reach = Reach(launch)
         self._output = Output(launch.write_log)
         self._log_transport: asyncio.ReadTransport | None = None
 
@@ -79,14 +77,14 @@ class PodmanSandbox:
 
     def _document(self, descriptor: int) -> dict[str, Any]:
         launch = self._launch
-        environment = {"PATH": arguments.PATH, **launch.image_environment, **launch.plan.environment}
+        environment = {"PATH": view.PATH, **launch.image_environment, **launch.plan.environment}
         return {
             "image_root": str(launch.image_root),
             "inputs": [[name, str(path)] for name, path in launch.inputs.items()],
             "scratch": {
                 "bytes": launch.plan.limits.storage_bytes,
                 "inodes": launch.plan.limits.storage_inodes,
-                "directories": dict(arguments.DIRECTORIES),
+                "directories": dict(view.DIRECTORIES),
             },
             "program": launch.plan.argv[0],
             "uid": launch.uid,
@@ -118,16 +116,11 @@ class PodmanSandbox:
         self._init_pid, monitor = (self._engine.pid(self._name, kind) for kind in ("init", "conmon"))
         self._init, self._monitor = await asyncio.to_thread(self._open, self._init_pid, monitor)
         self._stage = os.open(f"/proc/{monitor}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        self._run_directory = os.open(
-            f"/proc/{self._init_pid}/root{arguments.DIRECTORIES['run']}",
-            os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW,
-        )
+        self._reach.hold(self._init_pid)
         if not (processes.is_alive(self._init) and processes.is_alive(self._monitor)):
             raise ProcessLookupError("it ended")
         asyncio.get_running_loop().add_reader(self._monitor, self._monitor_ended)
-        endpoint = self._launch.plan.endpoint
-        if endpoint is not None and endpoint.transport == "tcp":
-            self._network = await NamespaceConnector.enter(self._init_pid)
+        await self._reach.enter(self._init_pid)
 
     def _open(self, *pids: int) -> list[int]:
         """Descriptors of processes that are in the attempt's group."""
@@ -160,7 +153,7 @@ class PodmanSandbox:
             raise LaunchFailed("the sandbox differs from its plan: " + "; ".join(problems))
 
     def _differences(self) -> list[str]:
-        problems = readback.differences(self._launch, self._init_pid, self._run_directory)
+        problems = readback.differences(self._launch, self._init_pid, self._reach.directory)
         mountinfo = Path(f"/proc/{self._init_pid}/mountinfo").read_text()
         writable = writable_mounts(mountinfo) - WRITABLE_MOUNTS
         if writable:
@@ -198,22 +191,16 @@ class PodmanSandbox:
         status = self._engine.exit_status(self._name)
         if status is None:
             return Exit(None, signal.SIGKILL)  # the monitor was killed with all that it watched
-        # The sandbox's init and conmon report a payload's signal the way shells do.
-        return Exit(status, status - 128 if 128 < status < 128 + signal.NSIG else None)
+        return Exit.as_shells_report(status)  # which is how the sandbox's init and conmon report a signal
 
     def terminate(self) -> None:
         processes.terminate_children(self._launch.group, self._init_pid)
 
     def connect(self, path_or_port: str | int) -> int:
-        if not isinstance(path_or_port, str):
-            if self._network is None:
-                raise OSError("the plan has no endpoint over TCP")
-            return self._network.connect(path_or_port).detach()
-        relative = path_or_port.removeprefix(arguments.DIRECTORIES["run"] + "/")
-        return safe_connect.connect(self._run_directory, relative, self._peers.allowed).detach()
+        return self._reach.connect(path_or_port)
 
     def open_output(self, name: str) -> int:
-        return safe_files.open_regular(self._run_directory, name)
+        return self._reach.open_output(name)
 
     # Ending.
 
@@ -243,13 +230,11 @@ class PodmanSandbox:
     async def close(self) -> None:
         if self._closed:
             return
-        self._peers.close()
         if self._monitor >= 0:
             asyncio.get_running_loop().remove_reader(self._monitor)
         self._ended.set()
-        self._close_descriptors("_stage", "_run_directory", "_log_write")
-        if self._network is not None:
-            await self._network.close()
+        self._close_descriptors("_stage", "_log_write")
+        await self._reach.close()
         if self._log_transport is not None:
             await self._output.drain()
             self._log_transport.close()

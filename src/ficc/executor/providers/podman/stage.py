@@ -40,7 +40,7 @@ VOID = f"{STAGE}/void"
 LAUNCH = f"{STAGE}/launch.json"
 """What `monitor` has to know."""
 PLACE_OPTIONS = "size=16m,mode=0755"
-DIRECTORIES = ("crun", "libpod", "networks", "pids", "root", "run", "volumes")
+DIRECTORIES = ("crun", "graph", "libpod", "networks", "pids", "run", "volumes")
 """What is kept below HOME."""
 FILES = ("etc/hostname", "run/.containerenv", "run/podman-init")
 """Where podman mounts files. Made beforehand: the sandbox's root user may make none."""
