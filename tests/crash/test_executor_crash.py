@@ -32,6 +32,7 @@ from support.executor import (
     SOCKET,
     ExecutorProcess,
     Session,
+    cgroups,
     connected,
     end_all,
     is_alive,
@@ -275,8 +276,10 @@ async def test_the_executor_is_stopped_past_a_lease_and_killed(executor: Executo
         lease = in_seconds(soon(executor))
         fence = await up(session, **lease)
     os.kill(executor.pid, signal.SIGSTOP)
-    wait_until_gone(fence, (ends_ns(lease) - clock.now_ns()) / SECOND + GONE_SECONDS)
-    executor.kill()
+    try:
+        wait_until_gone(fence, (ends_ns(lease) - clock.now_ns()) / SECOND + GONE_SECONDS)
+    finally:
+        executor.kill()
     (status,) = await after_restart(executor, fence)
     assert outcome(status) == ("failed", "lease_lapsed")
 
@@ -343,7 +346,7 @@ async def test_what_lives_at_the_next_start_is_killed(executor: ExecutorProcess)
     os.kill(watchdog, signal.SIGKILL)
     if executor.provider == "bubblewrap":
         wait_until_gone(fence)
-    group = [path for path in Path("/sys/fs/cgroup").rglob(fence.attempt_id) if path.is_dir()]
+    group = [Path(path) for path in cgroups(fence.attempt_id)]
     assert group
     unknown = group[0].with_name(new_id())
     unknown.mkdir()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -72,9 +73,20 @@ def has_delegated_group() -> bool:
     return own.v2 is not None and not own.v1 and os.access(own.v2 / "cgroup.subtree_control", os.W_OK)
 
 
+def cgroups(name: str) -> list[str]:
+    """Directories and files of control groups whose names hold this text. What others remove meanwhile is passed
+    over, where `Path.rglob` would raise."""
+    return [
+        os.path.join(directory, entry)
+        for directory, *entries in os.walk("/sys/fs/cgroup")
+        for entry in itertools.chain(*entries)
+        if name in entry
+    ]
+
+
 def leftovers(name: str) -> list[str]:
     """Cgroups, mounts and processes whose names hold this text."""
-    found = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"*{name}*")]
+    found = cgroups(name)
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         with contextlib.suppress(OSError):
