@@ -22,7 +22,7 @@ from ficc.executor.providers import contract, seccomp
 from ficc.executor.providers.contract import Configuration, LaunchFailed
 from ficc.executor.providers.podman import arguments, monitor, probe, sandbox
 from ficc.executor.providers.podman.provider import Podman
-from support.executor import cgroups, is_alive
+from support.executor import cgroups_named, is_alive
 
 __all__ = ["bench", "python_root"]
 
@@ -60,7 +60,7 @@ def provider() -> Iterator[Podman]:
 def elsewhere() -> set[str]:
     """Everything that other uses of podman have on this machine, and groups that podman made."""
     found = {str(path) for place in ELSEWHERE for path in Path(place).rglob("*")}
-    return found | set(cgroups("libpod"))
+    return found | set(cgroups_named("libpod"))
 
 
 class TestPodman(ProviderConformance):

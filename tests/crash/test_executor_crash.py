@@ -32,7 +32,7 @@ from support.executor import (
     SOCKET,
     ExecutorProcess,
     Session,
-    cgroups,
+    cgroups_named,
     connected,
     end_all,
     is_alive,
@@ -346,7 +346,7 @@ async def test_what_lives_at_the_next_start_is_killed(executor: ExecutorProcess)
     os.kill(watchdog, signal.SIGKILL)
     if executor.provider == "bubblewrap":
         wait_until_gone(fence)
-    group = [Path(path) for path in cgroups(fence.attempt_id)]
+    group = [Path(path) for path in cgroups_named(fence.attempt_id)]
     assert group
     unknown = group[0].with_name(new_id())
     unknown.mkdir()

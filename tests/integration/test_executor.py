@@ -34,7 +34,7 @@ from support.executor import (
     SOCKET,
     ExecutorProcess,
     Session,
-    cgroups,
+    cgroups_named,
     connected,
     new_id,
     wait_for,
@@ -501,7 +501,7 @@ async def test_release_waits_for_proof(session: Session) -> None:
     """What cannot be removed holds its reservation; once it can, the attempt is released."""
     fence = await session.run(session.plan(SLEEP))
     await session.until(fence, "running")
-    group = Path(cgroups(fence.attempt_id)[0])
+    group = Path(cgroups_named(fence.attempt_id)[0])
     (group / "keeper").mkdir()
     await session.stop(fence, 0)
     await session.until(fence, "finished")
@@ -519,7 +519,7 @@ async def test_what_cannot_be_removed_is_said_with_what_to_do(
     """Quarantined: in the attempt's report, in the snapshot and in the log, until it is gone."""
     fence = await session.run(session.plan(SLEEP))
     await session.until(fence, "running")
-    group = Path(cgroups(fence.attempt_id)[0])
+    group = Path(cgroups_named(fence.attempt_id)[0])
     (group / "keeper").mkdir()
     try:
         await session.stop(fence, 0)
@@ -708,7 +708,7 @@ async def test_nothing_is_left_of_many_attempts(session: Session, executor: Exec
     assert list((executor.state / "verdicts").iterdir()) == []
     fence = await session.run(session.plan(SLEEP))
     await session.until(fence, "running")
-    group = Path(cgroups(fence.attempt_id)[0])
+    group = Path(cgroups_named(fence.attempt_id)[0])
     pids = (group / "cgroup.procs").read_text().split()
     assert {Path(f"/proc/{pid}").stat().st_uid for pid in pids} == {CONTROLLER_UID + 1}
 

@@ -73,7 +73,7 @@ def has_delegated_group() -> bool:
     return own.v2 is not None and not own.v1 and os.access(own.v2 / "cgroup.subtree_control", os.W_OK)
 
 
-def cgroups(name: str) -> list[str]:
+def cgroups_named(name: str) -> list[str]:
     """Directories and files of control groups whose names hold this text. What others remove meanwhile is passed
     over, where `Path.rglob` would raise."""
     return [
@@ -86,7 +86,7 @@ def cgroups(name: str) -> list[str]:
 
 def leftovers(name: str) -> list[str]:
     """Cgroups, mounts and processes whose names hold this text."""
-    found = cgroups(name)
+    found = cgroups_named(name)
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         with contextlib.suppress(OSError):
