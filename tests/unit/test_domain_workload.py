@@ -154,6 +154,17 @@ def test_an_outcome_that_nobody_knew_is_corrected_and_no_other_is(known: Outcome
     assert advance(sure, End(known, LOST)) == sure
 
 
+def test_why_nobody_knows_an_outcome_is_said_as_the_attempt_says_it_at_last() -> None:
+    """The lease is over first, and the node that comes back says that it saw no end either."""
+    unseen = Reason("end_not_observed", "Nobody saw how the engine ended.")
+    lost = after(Began(), End(Outcome.UNKNOWN, LOST))
+    event = observe(lost, replace(UNKNOWN, state=attempt.State.RELEASED, reason=unseen), late=False)
+    assert event == End(Outcome.UNKNOWN, unseen)
+    said = advance(lost, event)
+    assert (said.outcome, said.reason) == (Outcome.UNKNOWN, unseen)
+    assert observe(said, replace(UNKNOWN, reason=unseen), late=False) is None
+
+
 # Trying again, removing.
 
 

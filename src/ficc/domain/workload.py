@@ -131,7 +131,8 @@ def observe(record: Record, newest: attempt.Record, *, late: bool) -> Event | No
     """What became of a job, as an event that its state admits, or None when there is nothing to tell. `late`: its
     deadline has passed."""
     if newest.outcome is not None:
-        tells = record.outcome is None or (record.outcome is Outcome.UNKNOWN is not newest.outcome)
+        told = (record.outcome, record.reason) == (newest.outcome, newest.reason)
+        tells = record.outcome is None or (record.outcome is Outcome.UNKNOWN and not told)
         return End(newest.outcome, newest.reason) if tells else None
     if record.state in (State.STOPPING, State.ENDED):
         return None
