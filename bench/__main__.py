@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench import acquire, content, lifecycle, listing, relay
+from bench import acquire, content, lifecycle, listing, peers, profile, relay
 from bench.setup import Bench
 
 ALL: dict[str, Callable[[Bench], Awaitable[None]]] = {
@@ -25,7 +25,11 @@ ALL: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "lifecycle": lifecycle.starts_and_stops,
     "leases": lifecycle.renewals,
     "list": listing.lists,
+    "peers": peers.peers,
+    "profile": profile.json_profile,
 }
+ONLY_BY_NAME = frozenset({"peers", "profile"})
+"""These need what is nothing of ours."""
 
 
 async def run(names: list[str]) -> None:
@@ -39,9 +43,11 @@ async def run(names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*ALL, []], help="which; all of them by default")
+    parser.add_argument(
+        "names", nargs="*", choices=[*ALL, []], help="which; all of them by default but peers and profile"
+    )
     options = parser.parse_args()
-    uvloop.run(run(options.names or list(ALL)))
+    uvloop.run(run(options.names or [name for name in ALL if name not in ONLY_BY_NAME]))
 
 
 main()

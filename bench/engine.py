@@ -95,6 +95,8 @@ class Engine(asyncio.Protocol):
             elif number % BATCH == 0:
                 await asyncio.sleep(0)
             await self.writable.wait()
+            if self.transport.is_closing():
+                await asyncio.sleep(0)  # in which `connection_lost` cancels this
             self.transport.write(frame)
         self.transport.write(framed(LAST) + b"0\r\n\r\n")
 

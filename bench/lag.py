@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import runpy
 import sys
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import uvloop
+
+from bench.beside import run_module
 
 FILE = "BENCH_LAGS"
 SLEEP_SECONDS = 0.005
@@ -39,20 +39,10 @@ def lags(file: Path, since: float, until: float) -> list[float]:
 
 
 def main() -> None:
-    run = uvloop.run
     with Path(os.environ[FILE]).open("w", buffering=1) as file:  # before the module gives up the right to
-
-        async def beside(work: Coroutine[Any, Any, Any]) -> Any:
-            watching = asyncio.create_task(watch(file))
-            try:
-                return await work
-            finally:
-                watching.cancel()
-
         if len(sys.argv) == 1:
-            run(watch(file))
-        uvloop.run = lambda work, **options: run(beside(work), **options)  # type: ignore[assignment]
-        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+            uvloop.run(watch(file))
+        run_module(sys.argv.pop(1), lambda: watch(file))
 
 
 if __name__ == "__main__":

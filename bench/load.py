@@ -157,8 +157,9 @@ async def closed_loop(
     """`clients` connections that each send their next request when the last one is answered."""
     connections = [await connect(target) for _ in range(clients)]
     request = target.request(**options)
+    short = target.request(**{**options, "max_tokens": 1})
     for client in connections:
-        await client.exchange(request)  # warm
+        await client.exchange(short)  # warm
     figures = Figures()
     left = requests
     cpu, _ = used(watched)

@@ -61,6 +61,11 @@ class EdgeApp:
     async def ignore_body(self, scope: Any, receive: Any, send: Any) -> None:
         await reply(send, 200, b"{}")
 
+    async def told(self, scope: Any, receive: Any, send: Any) -> None:
+        """Asks to be told when the client leaves, by what leads back to the exchange."""
+        scope["extensions"]["ficc.on_disconnect"](lambda: receive)
+        await reply(send, 200, b"{}")
+
     async def gated(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers once the test opens the gate."""
         self.seen.put("gated")

@@ -3,13 +3,16 @@
     engine.py SOCKET
 
 `do` in a request's body says what to do, `key` under what to count it: {"do": "report"} tells what was seen of every
-key. Each request with a key is also said on standard output, so that the attempt's log has it after the engine ended.
+key, `usage` what the answer counts. A client that adds nothing to a body says all this as its last message, in JSON.
+Each request with a key is also said on standard output, so that the attempt's log has it after the engine ended.
 """
 
+import base64
 import json
 import os
 import select
 import socket
+import struct
 import sys
 import threading
 import time
@@ -38,7 +41,31 @@ def event(connection, data):
 
 def piece(request, text, finish=None):
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
-    return json.dumps({"object": "chat.completion.chunk", "model": request["model"], "choices": [choice]})
+    chunk = {"object": "chat.completion.chunk", "model": request["model"], "choices": [choice]}
+    return json.dumps({"id": "chatcmpl-1", "created": 1, **chunk})
+
+
+def vector(request):
+    """An embedding, in base64 for who asks so: OpenAI's clients do, and some take nothing else then."""
+    floats = [0.5, 0.25]
+    if request.get("encoding_format") == "base64":
+        return base64.b64encode(struct.pack("<2f", *floats)).decode()
+    return floats
+
+
+def inputs(request):
+    """How many texts there are: a list of numbers is the tokens of one."""
+    given = request["input"]
+    return len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
+
+
+def instructions(request):
+    """What the last message says to do, if it is a JSON object."""
+    try:
+        said = json.loads(request["messages"][-1]["content"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 class Actions:
@@ -46,7 +73,8 @@ class Actions:
 
     def speak(self, connection, request, seen):
         if "input" in request:
-            data = [{"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}]
+            one = {"object": "embedding", "embedding": vector(request)}
+            data = [{**one, "index": index} for index in range(inputs(request))]
             answer(connection, {"object": "list", "model": request["model"], "data": data})
         elif request.get("stream"):
             head(connection, STREAM)
@@ -57,7 +85,9 @@ class Actions:
         else:
             message = {"role": "assistant", "content": "hello there"}
             choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-            answer(connection, {"object": "chat.completion", "model": request["model"], "choices": choices})
+            document = {"object": "chat.completion", "model": request["model"], "choices": choices}
+            counted = {"usage": request["usage"]} if "usage" in request else {}
+            answer(connection, {"id": "chatcmpl-1", "created": 1, **document, **counted})
 
     def alive(self, connection, request, seen):
         """The answer to a GET."""
@@ -108,7 +138,7 @@ class Actions:
             taken.append(bytearray(16 << 20))
 
     def raw(self, connection, request, seen):
-        """These bytes (numbers are pauses, seconds), then a close, or nothing until the other side closes."""
+        """These bytes (numbers are pauses, seconds), then a close, nothing until the other side closes, or death."""
         for piece in request["pieces"]:
             if isinstance(piece, str):
                 connection.sendall(piece.encode("latin-1"))
@@ -116,6 +146,19 @@ class Actions:
                 time.sleep(piece)
         if request.get("end") == "hang":
             self.hang(connection, {}, seen)
+        elif request.get("end") == "die":
+            self.die(connection, request, seen)
+
+    def giant(self, connection, request, seen):
+        """A stream whose first event has a text of so many bytes."""
+        head(connection, STREAM)
+        event(connection, piece(request, "x" * request["bytes"], "stop"))
+        event(connection, "[DONE]")
+        connection.sendall(b"0\r\n\r\n")
+
+    def echo(self, connection, request, seen):
+        """The request's body, as it came."""
+        answer(connection, {"body": request["text"]})
 
     def headers(self, connection, request, seen):
         answer(connection, {"headers": request["headers"]})
@@ -143,6 +186,8 @@ def read_request(connection):
     if request.get("do") == "headers":
         lines = [line.split(b":", 1) for line in head.split(b"\r\n")[1:]]
         request["headers"] = {name.decode().lower(): value.decode().strip() for name, value in lines}
+    elif request.get("do") == "echo":
+        request["text"] = body.decode()
     return request
 
 
@@ -151,6 +196,7 @@ def serve(connection):
         request = read_request(connection)
         if request is None:
             return
+        request = {**instructions(request), **request}
         key, seen = request.get("key"), {}
         if key is not None:
             seen = memory.setdefault(key, {"times": 0, "closed": 0})

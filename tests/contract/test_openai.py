@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,33 +18,6 @@ pytestmark = pytest.mark.timeout(240)
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
 CHAT = {"messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 4, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def service(installation: Installation, model_file: Path) -> dict[str, Any]:
-    """SmolLM2, for chat, completions and embeddings."""
-    model = installation.add_model(model_file, "smollm2", ["chat", "completions", "embeddings"])
-    made = http_of(installation)("POST", "/inference", installation.specification("assistant", model["id"]))
-    found = installation.settled(made.ok(202)["id"], "ready", "failed")
-    assert found["state"] == "ready", found["reason"]
-    return found
-
-
-@pytest.fixture(scope="module")
-def http(installation: Installation, service: dict[str, Any]) -> Http:
-    """Somebody with a token of the service."""
-    token = http_of(installation)("POST", f"/inference/{service['id']}/tokens", {"lifetime": 3600}).ok(201)
-    return Http(installation.origin, token["token"])
-
-
-@pytest.fixture(scope="module")
-def client(installation: Installation, service: dict[str, Any], http: Http) -> OpenAI:
-    return OpenAI(base_url=f"{installation.origin}{service['endpoint']}", api_key=http.token, max_retries=0)
-
-
-@pytest.fixture
-def path(service: dict[str, Any]) -> str:
-    return f"/inference/{service['id']}/v1"
 
 
 def events(answer: Answer) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.scripted import Open, ScriptedInstallation
-from support.executor import leftovers
+from support.engine_answers import signal_engine
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -25,17 +24,6 @@ def installation(tmp_path: Path) -> Iterator[ScriptedInstallation]:
         yield made
 
 
-def kill_engine(attempt_id: str) -> None:
-    """The payload of an attempt, not the processes that hold its sandbox."""
-    killed = 0
-    for path in (Path(found).parent for found in leftovers(attempt_id) if found.startswith("/proc/")):
-        program, *arguments = (path / "cmdline").read_bytes().split(b"\0")
-        if b"bwrap" not in program and any(b"engine" in argument for argument in arguments):
-            os.kill(int(path.name), signal.SIGKILL)
-            killed += 1
-    assert killed
-
-
 def test_l1_service_and_routes_follow_and_the_log_of_the_attempt_stays(
     installation: ScriptedInstallation,
 ) -> None:
@@ -46,7 +34,7 @@ def test_l1_service_and_routes_follow_and_the_log_of_the_attempt_stays(
     said = [installation.http("GET", f"/inference/{service_id}/logs", replica=str(n)).ok() for n in range(2)]
     assert all("request stream" in log["text"] for log in said)
 
-    kill_engine(attempts[0])
+    signal_engine(attempts[0], signal.SIGKILL)
     degraded = installation.settled(service_id, "degraded", seconds=FOLLOWED_SECONDS + TOLERANCE_SECONDS)
     ended = degraded["replicas"][0]
     assert (ended["attempt_id"], ended["outcome"]) == (attempts[0], "failed")
@@ -57,7 +45,7 @@ def test_l1_service_and_routes_follow_and_the_log_of_the_attempt_stays(
     assert kept["attempt_id"] == attempts[0]
     assert kept["text"].startswith(said[0]["text"])
 
-    kill_engine(attempts[1])
+    signal_engine(attempts[1], signal.SIGKILL)
     failed = installation.settled(service_id, "failed", seconds=FOLLOWED_SECONDS + TOLERANCE_SECONDS)
     assert failed["reason"]["code"] == "engine_killed"
     assert installation.chat(service_id).status == 503

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from contract.statements import BY_ID, SECTIONS, STATEMENTS, Statement
+from support import scripts
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "contract_page.py"
+SCRIPT = scripts.SCRIPTS / "contract_page.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("contract_page", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["contract_page"] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load("contract_page")
 
 
 def test_the_page_is_up_to_date_and_no_covered_statement_lacks_a_test() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
+from support.named import TESTS, named_for
+
 ROWS = {
     "L1": "an engine that is killed: replica and routes follow, its log stays",
     "L2": "a cut longer than the lease: the executor ends the engine before the controller believes it",
@@ -34,20 +33,7 @@ ROWS = {
 @pytest.fixture(scope="module")
 def claims() -> dict[str, list[str]]:
     """By row: the tests whose name or description has it."""
-    found: dict[str, list[str]] = {row: [] for row in ROWS}
-    for path in sorted(TESTS.rglob("*.py")):
-        if path == Path(__file__):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith(
-                "test"
-            ):
-                continue
-            named = {part.upper() for part in node.name.split("_")}
-            described = re.findall(r"\bL\d+\b", ast.get_docstring(node) or "")
-            for row in named.union(described) & ROWS.keys():
-                found[row].append(f"{path.relative_to(TESTS)}::{node.name}")
-    return found
+    return named_for(ROWS, (path for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__)))
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ficc.domain import acquisition, attempt, lease, service, upload, workload
+from support import scripts
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "lifecycle_diagrams.py"
+SCRIPT = scripts.SCRIPTS / "lifecycle_diagrams.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lifecycle_diagrams", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load("lifecycle_diagrams")
 
 
 def test_the_committed_page_is_what_the_script_renders(script: ModuleType) -> None:

@@ -1,15 +1,19 @@
-"""Both databases, for the tests that must hold on either."""
+"""Both databases, for the tests that must hold on either; and what tests of the gateway share."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
+from contract.scripted import ScriptedInstallation
 from ficc.content.store import Key
 from ficc.controller.store.database import Database
 from support.contents import DATA, Controllers
+from support.engine_answers import until_idle
 from support.http import Http, http_of
 from support.installation import Installation
 from support.postgres import Postgres
@@ -159,3 +163,20 @@ async def model(sharing: Controllers, project: str) -> str:
 @pytest.fixture
 def key(project: str) -> Key:
     return Key(project, sha256(DATA))
+
+
+# A service of the scripted engine: `installation` and `service` are the module's own.
+
+
+@pytest.fixture
+def service_id(installation: ScriptedInstallation, service: dict[str, Any]) -> Iterator[str]:
+    """Behind every test nothing is in flight."""
+    yield service["id"]
+    until_idle(installation, service["id"])
+
+
+@pytest.fixture(scope="module")
+def client(installation: ScriptedInstallation, service: dict[str, Any]) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=installation.origin + service["endpoint"], api_key=installation.token, max_retries=0
+    )

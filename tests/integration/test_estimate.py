@@ -3,7 +3,6 @@ account of its buffers with tiny models of other kinds."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from ficc.domain.manifest import Capability
 from ficc.domain.model_shape import ModelShape
 from ficc.images import llama_server
 from ficc.protocol.gguf import Reader
-from support import gguf_files
+from support import gguf_files, scripts
 from support.gguf_files import Tensor
 
 GROWTH_ERROR_MAX = 0.05
@@ -42,14 +41,7 @@ needs_image = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "scripts" / "estimates.py"
-    spec = importlib.util.spec_from_file_location("estimates", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["estimates"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load("estimates")
 
 
 @needs_image

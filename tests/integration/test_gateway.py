@@ -19,18 +19,25 @@ import openai
 import pytest
 
 from contract.scripted import ScriptedInstallation
+from support.engine_answers import (
+    DONE,
+    EVENT,
+    EVENTS,
+    HEAD,
+    PATIENCE_SECONDS,
+    every_record,
+    fault_of,
+    http_connection,
+    raw,
+    until_idle,
+)
 from support.http import Answer, Http, caller_with
 
 pytestmark = pytest.mark.timeout(240)
 
-HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-EVENTS = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-EVENT = 'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-DONE = "data: [DONE]\n\n"
 DEADLINE_SECONDS = 4
 KEEP_ALIVE_SECONDS = 0.4
 ABORTS = 1000
-PATIENCE_SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +52,6 @@ def service(installation: ScriptedInstallation) -> dict[str, Any]:
     return installation.service("one", concurrency=4, deadline_seconds=DEADLINE_SECONDS)
 
 
-@pytest.fixture
-def service_id(installation: ScriptedInstallation, service: dict[str, Any]) -> Iterator[str]:
-    """Behind every test nothing is in flight."""
-    yield service["id"]
-    until_idle(installation, service["id"])
-
-
 @pytest.fixture(scope="module")
 def client(installation: ScriptedInstallation, service: dict[str, Any]) -> openai.OpenAI:
     """As an application has it: it sends again what may be sent again."""
@@ -61,30 +61,6 @@ def client(installation: ScriptedInstallation, service: dict[str, Any]) -> opena
         max_retries=2,
         timeout=20,
     )
-
-
-def until_idle(installation: ScriptedInstallation, service_id: str) -> None:
-    installation.until(
-        lambda: not any(one["in_flight"] for one in installation.record(service_id)["replicas"]),
-        "nothing is in flight",
-        seconds=PATIENCE_SECONDS,
-    )
-
-
-def raw(installation: ScriptedInstallation, service_id: str, *pieces: str | float, **body: Any) -> Answer:
-    """The answer to a request that the engine answers with these bytes."""
-    return installation.chat(service_id, do="raw", pieces=pieces, **body)
-
-
-def fault_of(body: bytes, *events: str) -> dict[str, Any]:
-    """The error at the end of a stream that has these events before it."""
-    expected = "".join(events).encode()
-    assert body.startswith(expected)
-    last = body.removeprefix(expected)
-    assert last.startswith(b"data: ")
-    assert b"[DONE]" not in last
-    error: dict[str, Any] = json.loads(last.removeprefix(b"data: "))["error"]
-    return error
 
 
 # What breaks off, and what is no answer.
@@ -380,17 +356,6 @@ def test_g26_a_thousand_aborts_leave_nothing_in_flight(
     assert sorted(one for one in found if one.startswith("g26-")) == sorted(asked)
 
 
-def every_record(installation: ScriptedInstallation, service_id: str) -> Iterator[dict[str, Any]]:
-    """Of a service's requests, newest first."""
-    query: dict[str, str] = {"limit": "200"}
-    while True:
-        page = installation.http("GET", f"/inference/{service_id}/usage", **query).ok()
-        yield from page["items"]
-        if page["next"] is None:
-            return
-        query["after"] = page["next"]
-
-
 def test_the_record_of_an_answer_names_what_its_headers_name(
     installation: ScriptedInstallation, service_id: str
 ) -> None:
@@ -477,7 +442,3 @@ def test_a_place_in_the_queue_is_kept_when_the_service_drains(installation: Scri
         connection.close()
     installation.settled(service["id"], "stopped")
     installation.remove(service["id"])
-
-
-def http_connection(installation: ScriptedInstallation) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", installation.port, timeout=PATIENCE_SECONDS)

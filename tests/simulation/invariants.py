@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 ROUTE_SECONDS = 6.0
-"""How long a route may outlive what it leads to in the database: a refresh every two seconds, and its reading."""
+"""How long a route may outlive what it leads to in the database: until the next refresh, and its reading."""
 SILENT_SECONDS = 20.0
 """And how long what its executor ended, unheard: until its silence is noticed, and a refresh."""
 TICK_SECONDS = 0.5

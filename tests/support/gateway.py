@@ -135,10 +135,11 @@ class Records(list[Record]):
 
 
 class Known:
-    """Whoever shows the secret `good` is one actor."""
+    """Whoever shows the secret `good` is one actor, until its credential is gone."""
 
     def __init__(self, actor: Actor = ACTOR) -> None:
         self.actor = actor
+        self.gone = False
 
     def authenticate(self, secret: str) -> Actor:
         if secret != "good":
@@ -146,6 +147,8 @@ class Known:
         return self.actor
 
     def recheck(self, actor: Actor) -> Actor:
+        if self.gone:
+            raise Refused("unauthenticated", "This credential is not known any more.")
         return actor
 
 
@@ -155,13 +158,14 @@ def gateway(
     actor: Actor = ACTOR,
     records: Records | None = None,
     project: Allowance | None = None,
+    authority: Known | None = None,
 ) -> tuple[Gateway, OneRoute]:
     """A gateway whose engine gives these answers, one for each request."""
     routes = OneRoute(ROUTE, ScriptedLink(list(answers)))
     numbers = itertools.count(1)
     made = Gateway(
         routes=routes,
-        authority=Known(actor),
+        authority=authority or Known(actor),
         limits=limits or Limits(),
         meter=Records() if records is None else records,
         limiter=Limiter(project or Allowance()),

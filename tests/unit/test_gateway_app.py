@@ -4,6 +4,7 @@ answer that becomes."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from ficc.domain.errors import Refused
 from ficc.gateway.app import GatewayApp
 from ficc.gateway.body_reader import HERE_BYTES_MAX
 from ficc.gateway.intake import Message
+from ficc.gateway.invocation import Invocation
 from ficc.gateway.relay import Gateway, Limits
 from ficc.protocol.content_coding import STEP_BYTES_MAX
 from support.gateway import ACTOR, EVENTS, QUIET, Known, OneRoute, Records, ScriptedStream, gateway, head
@@ -364,3 +366,14 @@ async def test_what_asks_no_engine_is_not_recorded(path: str, method: str) -> No
     await app(f"{SERVICE}/{path}", method=method)
     await app(f"{SERVICE}/chat/completions", b"{}", token=b"bad")
     assert app.records == []
+
+
+async def test_g26_nothing_is_kept_of_those_who_left() -> None:
+    """An exception that is raised again and again keeps every frame that it ever passed, and all they hold."""
+    count, mine = 20, replace(ACTOR)
+    app = App(*(ScriptedStream(head(EVENTS), QUIET) for _ in range(count)), actor=mine)
+    for _ in range(count):
+        await app(f"{SERVICE}/chat/completions", b'{"stream":true}', leaves="behind its body")
+    gc.collect()
+    assert len(app.records) == count
+    assert not [one for one in gc.get_objects() if isinstance(one, Invocation) and one.actor is mine]

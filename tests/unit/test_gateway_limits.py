@@ -14,7 +14,7 @@ from ficc.domain.errors import Refused
 from ficc.domain.limits import Allowance
 from ficc.domain.usage import Outcome
 from ficc.gateway import limiter
-from ficc.gateway.app import CLIENT_GONE
+from ficc.gateway.app import client_gone
 from ficc.gateway.invocation import Chunks, Invocation
 from ficc.gateway.limiter import Limiter
 from ficc.gateway.relay import Gateway, Limits
@@ -178,7 +178,7 @@ class Queue:
         await whole(chunks)
 
     async def serve(self) -> str:
-        self.holding[0].abort(CLIENT_GONE)
+        self.holding[0].abort(client_gone())
         await asyncio.gather(*self.tasks)
         return " ".join(self.order)
 
@@ -219,9 +219,9 @@ async def test_one_that_comes_before_the_woken_head_is_not_forgotten() -> None:
     queue = Queue(10)
     await queue.hold()
     await queue.join("aa")
-    queue.holding[1].abort(CLIENT_GONE)
+    queue.holding[1].abort(client_gone())
     await asyncio.sleep(0.01)
-    queue.holding[0].abort(CLIENT_GONE)
+    queue.holding[0].abort(client_gone())
     while queue.made.slots.in_flight("s"):
         await asyncio.sleep(0)
     await queue.join("b")

@@ -15,7 +15,7 @@ from ficc.domain.errors import Refused
 from ficc.domain.service import State
 from ficc.domain.usage import Counted, Outcome, Record
 from ficc.gateway.answers import HELD_BYTES_MAX, StreamAborted
-from ficc.gateway.app import CLIENT_GONE
+from ficc.gateway.app import client_gone
 from ficc.gateway.invocation import Chunks, Invocation
 from ficc.gateway.relay import Gateway, Limits
 from support.gateway import (
@@ -246,7 +246,7 @@ async def test_g9_a_client_that_leaves_the_queue_costs_nothing() -> None:
     metered = Metered(ScriptedStream(QUIET))
     _, first = await begun(metered)
     waiting, second = await begun(metered)
-    waiting.abort(CLIENT_GONE)
+    waiting.abort(client_gone())
     await second
     record = metered.record
     assert (record.outcome, record.tokens, record.status) == (Outcome.CLIENT_GONE, Counted.NONE, 499)
@@ -257,7 +257,7 @@ async def test_g9_a_client_that_leaves_the_queue_costs_nothing() -> None:
 async def test_g9_a_client_that_leaves_before_the_first_byte() -> None:
     metered = Metered(ScriptedStream(QUIET))
     invocation, task = await begun(metered)
-    invocation.abort(CLIENT_GONE)
+    invocation.abort(client_gone())
     await task
     record = metered.record
     assert (record.outcome, record.tokens, record.attempt_id) == (Outcome.CLIENT_GONE, Counted.UNKNOWN, "a")
@@ -280,7 +280,7 @@ async def test_a_client_that_leaves_behind_the_end_has_had_it_all() -> None:
     invocation, task = await begun(metered, stream=True)
     _, chunks = await task
     assert await anext(chunks) == EVENT + USAGE + DONE
-    invocation.abort(CLIENT_GONE)
+    invocation.abort(client_gone())
     await whole(chunks)
     assert (metered.record.outcome, metered.record.tokens) == (Outcome.COMPLETED, Counted.COUNTED)
 

@@ -12,11 +12,27 @@ import pytest
 
 from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
+from ficc.domain.plan import Fence
 from ficc.domain.service import State
 from ficc.gateway import answers
 from ficc.gateway.answers import HELD_BYTES_MAX, StreamAborted
+from ficc.gateway.body_reader import HERE_BYTES_MAX
+from ficc.gateway.ports import Stream
 from ficc.gateway.relay import Chunks, Gateway, Limits
-from support.gateway import ACTOR, EVENTS, QUIET, ROUTE, Line, ScriptedStream, gateway, head, more, whole
+from support.gateway import (
+    ACTOR,
+    EVENTS,
+    QUIET,
+    ROUTE,
+    Known,
+    Line,
+    ScriptedLink,
+    ScriptedStream,
+    gateway,
+    head,
+    more,
+    whole,
+)
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -406,3 +422,46 @@ async def test_another_replica_is_tried_only_when_nothing_was_opened() -> None:
     assert (status, error_of(await whole(chunks))["code"]) == (502, "peer_lost")
     assert NO_RETRY in chunks.headers
     assert routes.the_link.sent == []
+
+
+# Who may still ask.
+
+
+async def test_a_credential_that_goes_while_a_large_body_is_read_begins_nothing() -> None:
+    """Nothing of the request is rechecked before it goes ahead, so that has to be done then."""
+    authority = Known()
+    made, routes = gateway(ScriptedStream(head(data=b"{}", end=True)), authority=authority)
+    asking = asyncio.create_task(ask(made, text="x" * 2 * HERE_BYTES_MAX))
+    try:
+        await asyncio.sleep(0)
+        authority.gone = True
+        made.recheck()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            status, chunks = await asking
+        assert (status, error_of(await whole(chunks))["code"]) == (401, "unauthenticated")
+        assert routes.the_link.sent == []
+    finally:
+        await made.close()
+
+
+class SilentLink(ScriptedLink):
+    """Says neither that a stream is open nor that it is not."""
+
+    async def open_stream(self, fence: Fence, path: str, body: bytes, deadline_seconds: float) -> Stream:
+        self.sent.append(body)
+        return await asyncio.Future()
+
+
+async def test_g28_what_an_engine_may_have_seen_is_not_sent_again_whatever_ended_it() -> None:
+    authority = Known()
+    made, routes = gateway(authority=authority)
+    routes.the_link = SilentLink([])
+    asking = asyncio.create_task(ask(made))
+    while not routes.the_link.sent:
+        await asyncio.sleep(0)
+    authority.gone = True
+    made.recheck()
+    status, chunks = await asyncio.wait_for(asking, PATIENCE_SECONDS)
+    assert (status, error_of(await whole(chunks))["code"]) == (401, "unauthenticated")
+    assert NO_RETRY in chunks.headers
+    assert (made.live, made.slots.total("s")) == (0, 0)

@@ -117,7 +117,9 @@ class Exchange(RequestResponseCycle):
                 self._fail("The request failed inside the server; its logs have the request id.")
         finally:
             self._body_alarm.cancel()
-            self._extensions.clear()  # they lead back here; without them no garbage collection is needed
+            # These lead back here; without them no garbage collection is needed.
+            self._extensions.clear()
+            self._on_disconnect = None
 
     def _fail(self, message: str) -> None:
         if not self.response_complete and not self.disconnected:

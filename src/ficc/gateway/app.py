@@ -45,12 +45,16 @@ _EXPOSED = ", ".join(
         ),
     )
 ).encode()
-CLIENT_GONE = Refused("client_gone", "The client closed the connection.")
 
 
 @lru_cache(PATHS_KEPT)
 def _parts(path: str) -> re.Match[str] | None:
     return _PATH.fullmatch(path)
+
+
+def client_gone() -> Refused:
+    """One for each client: an exception that is raised more than once keeps whatever it passed, every time."""
+    return Refused("client_gone", "The client closed the connection.")
 
 
 def is_inference(path: str) -> bool:
@@ -168,7 +172,7 @@ class GatewayApp:
             announced = self._intake.announced(scope, headers)
             body = await self._intake.take(receive, announced)
             if body is None:
-                self._gateway.end(invocation, CLIENT_GONE)
+                self._gateway.end(invocation, client_gone())
                 return  # it left while it was sending
             request = None
             if service_id is None:
@@ -238,7 +242,7 @@ class _Exchange:
         """See to it that the invocation ends with its client: by the edge's word, or by watching."""
         invocation.on_abort = self._aborted
         if self._on_disconnect is not None:
-            self._on_disconnect(lambda: invocation.abort(CLIENT_GONE))
+            self._on_disconnect(lambda: invocation.abort(client_gone()))
         else:
             self._watching = asyncio.create_task(self._watch(invocation))
 
@@ -252,7 +256,7 @@ class _Exchange:
         with contextlib.suppress(asyncio.CancelledError):
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-            invocation.abort(CLIENT_GONE)
+            invocation.abort(client_gone())
 
     def _aborted(self, why: Refused) -> None:
         """A client that does not read cannot be told; its connection is broken instead."""

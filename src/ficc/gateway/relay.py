@@ -146,7 +146,9 @@ class Gateway:
                 f"The model of {route.alias} was registered for {', '.join(sorted(route.capabilities))}, "
                 f"not for {capability}.",
             )
-        request = request or await self.read(body)
+        if request is None:
+            request = await self.read(body)
+            route = self.route(invocation.actor, route.service_id)  # reading may have taken a while
         if request.model not in (None, route.alias, route.model_name):
             raise Refused(
                 "model_not_found",
@@ -250,7 +252,9 @@ class Gateway:
         headers = [
             (b"content-type", http_api.JSON_TYPE),
             (b"content-length", b"%d" % len(body)),
-            *http_api.error_headers(refused, engine_saw_it=invocation.stream is not None),
+            *http_api.error_headers(
+                refused, engine_saw_it=invocation.stream is not None or invocation.computing
+            ),
             *(invocation.replica.headers if invocation.replica is not None else ()),
             *invocation.headers,
         ]

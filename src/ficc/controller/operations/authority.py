@@ -23,7 +23,8 @@ from ficc.domain.access import Actor, effective
 from ficc.domain.errors import Refused
 from ficc.domain.limits import Allowance
 
-REFRESH_SECONDS = 2.0
+REFRESH_SECONDS = 1.5
+"""An open stream outlives its credential by two seconds at most, wherever that was revoked; some are for reading."""
 TOUCH_SECONDS = 60.0
 """`last_used_at` of a token moves at most this often."""
 

@@ -18,8 +18,9 @@ from ficc.controller.waiting import woken
 from ficc.domain.errors import Refused
 from ficc.gateway.ports import Link, Replica, Route
 
-REFRESH_SECONDS = 2.0
-"""How often everything is read again, for what other controllers changed."""
+REFRESH_SECONDS = 1.5
+"""How often everything is read again, for what other controllers changed: an open stream outlives its service by two
+seconds at most."""
 
 SETTLE_SECONDS = 2.0
 """How long a request that would be refused waits for the table; reading it takes milliseconds."""
