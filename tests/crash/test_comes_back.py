@@ -76,6 +76,12 @@ def attempt(
     return found
 
 
+def serves(installation: ScriptedInstallation, service_id: str, number: int) -> None:
+    """Wait until the attempt of this number is ready, and then its service, which follows its replicas."""
+    attempt(installation, service_id, number, "ready")
+    installation.settled(service_id, "ready")
+
+
 def why(found: dict[str, Any]) -> str:
     return str(found["reason"]["message"])
 
@@ -175,14 +181,14 @@ def test_the_count_of_failures_survives_a_controller_and_a_stable_run_begins_it_
     assert replica(installation, service_id)["reason"] == pending["reason"]
     assert "after failure 1 of at most 3" in why(pending)
 
-    attempt(installation, service_id, 2, "ready")
+    serves(installation, service_id, 2)
     installation.chat(service_id, do="die")
     assert "after failure 2 of at most 3" in why(attempt(installation, service_id, 2, "finished"))
-    attempt(installation, service_id, 3, "ready")
+    serves(installation, service_id, 3)
     time.sleep(7)  # stable
     installation.chat(service_id, do="die")
     assert "after failure 1 of at most 3" in why(attempt(installation, service_id, 3, "finished"))
-    attempt(installation, service_id, 4, "ready")
+    serves(installation, service_id, 4)
 
 
 # Engines that stop answering.
@@ -207,7 +213,7 @@ def test_an_engine_whose_server_answers_and_that_does_no_work_is_replaced(
     assert installation.chat(service_id, do="wedge").code == "deadline_exceeded"
     ended = attempt(installation, service_id, 1, "finished", seconds=4 * LIVENESS_SECONDS + BUSY_SECONDS)
     assert ended["error"]["code"] == "engine_unresponsive"
-    attempt(installation, service_id, 2, "ready")
+    serves(installation, service_id, 2)
 
 
 @pytest.mark.parametrize("engine_name", ["watched", "scripted"])
