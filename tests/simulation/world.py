@@ -41,7 +41,7 @@ QUIET_SECONDS_MAX = 600.0
 """Within which everything settles once nothing goes wrong any more."""
 LOOK_SECONDS = 2.0
 CALM_SHARE = 0.1
-STEPS_MAX = 60_000
+STEPS_MAX = 120_000
 
 
 class Violation(Exception):
