@@ -123,7 +123,7 @@ class Gate:
             ) from error
         if self._closed is not None:
             exchange.cancel()
-            raise self._closed
+        self._check_open()
         return exchange
 
     async def _connected(self) -> socket.socket:
@@ -141,8 +141,12 @@ class Gate:
         """Refuse what is of another attempt, generation or plan, and everything after close."""
         if fence != self.fence:
             raise Refused("fenced", "The request is fenced for another attempt, generation or plan.")
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._closed is not None:
-            raise self._closed
+            # One reason for all: without this it would keep the frames of each whom it was raised to.
+            raise self._closed.with_traceback(None)
 
     def admit_no_more(self, why: Refused) -> None:
         """Refuse whatever comes from now on. Open exchanges take what the engine has sent, to its end."""
