@@ -3,7 +3,6 @@ and after growing pauses; never after an outcome that nobody knows, unless someb
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import time
@@ -17,7 +16,7 @@ import pytest
 from contract.scripted import HERE, Open, ScriptedInstallation
 from ficc.controller.reconcilers.liveness import ASKS
 from ficc.domain.lease import SECOND, patience_ns
-from support.executor import leftovers
+from support.engine_answers import signal_engine
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
@@ -44,15 +43,6 @@ SETTINGS = {
 def installation(tmp_path: Path) -> Iterator[ScriptedInstallation]:
     with ScriptedInstallation(tmp_path, settings=SETTINGS) as made:
         yield made
-
-
-def engine(attempt_id: str) -> int:
-    """The process of an attempt's engine, not those that hold its sandbox."""
-    for path in (Path(found).parent for found in leftovers(attempt_id) if found.startswith("/proc/")):
-        program, *arguments = (path / "cmdline").read_bytes().split(b"\0")
-        if b"bwrap" not in program and any(b"engine" in argument for argument in arguments):
-            return int(path.name)
-    raise AssertionError(f"no engine of {attempt_id}")
 
 
 def replica(installation: ScriptedInstallation, service_id: str, number: int = 0) -> dict[str, Any]:
@@ -104,7 +94,7 @@ def test_l1_an_engine_that_is_killed_is_replaced_within_its_service(
 ) -> None:
     service = installation.service("two", replicas=2)
     first = service["replicas"][0]["attempt_id"]
-    os.kill(engine(first), signal.SIGKILL)
+    signal_engine(first, signal.SIGKILL)
     degraded = installation.settled(service["id"], "degraded")
     assert degraded["replicas"][1]["state"] == "ready"
     ended = degraded["replicas"][0]
@@ -198,7 +188,7 @@ def test_an_engine_that_hangs_is_replaced(installation: ScriptedInstallation) ->
     """Its process is there, and does nothing at all."""
     service_id = installation.service("frozen", engine="watched")["id"]
     first = replica(installation, service_id)["attempt_id"]
-    os.kill(engine(first), signal.SIGSTOP)
+    signal_engine(first, signal.SIGSTOP)
     ended = attempt(installation, service_id, 1, "finished", seconds=2 * LIVENESS_SECONDS + BUSY_SECONDS)
     assert ended["error"]["code"] == "engine_unresponsive"
     assert installation.settled(service_id, "ready")["replicas"][0]["attempt"] == 2

@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from contract.scripted import LIMITS, Open, ScriptedInstallation
 from ficc.client.api import Api
 from ficc.client.errors import ApiError
+from support.engine_answers import signal_engine
 from support.executor import leftovers
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
@@ -45,21 +45,13 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedI
             yield made
 
 
-def kill_engine(attempt_id: str) -> None:
-    """The payload of an attempt, not the processes that hold its sandbox."""
-    for path in (Path(found).parent for found in leftovers(attempt_id) if found.startswith("/proc/")):
-        program, *arguments = (path / "cmdline").read_bytes().split(b"\0")
-        if b"bwrap" not in program and any(b"engine" in argument for argument in arguments):
-            os.kill(int(path.name), signal.SIGKILL)
-
-
 def test_l1_a_killed_engine_is_known_by_event_and_not_by_looking(installation: ScriptedInstallation) -> None:
     """The controller's own look comes once an hour here: all that it does, it does because it was told."""
     service = installation.service("two", replicas=2)
     stream = Open(installation, service["id"], do="hang", stream=True)
     assert stream.answer().status == 200
     first, second = (one["attempt_id"] for one in service["replicas"])
-    kill_engine(first)
+    signal_engine(first, signal.SIGKILL)
     degraded = installation.settled(service["id"], "degraded")
     ended, other = degraded["replicas"]
     assert (ended["attempt"], ended["outcome"]) in ((1, "failed"), (2, None))  # or it is tried again already

@@ -101,7 +101,7 @@ def _install_wheels(root: Path, python: str, folder: Path) -> None:
 
 def _initial_file_system(root: Path, folder: Path) -> bytes:
     """A cpio archive: busybox, the modules, and the first program."""
-    for name in ("bin", "dev", "modules", "root"):
+    for name in ("bin", "dev", "disk", "modules"):
         (folder / name).mkdir(parents=True)
     busybox = shutil.copy(root / "usr/bin/busybox", folder / "bin")
     shutil.copy(FIRST, folder / "init")
