@@ -73,26 +73,34 @@ def test_embeddings_of_a_chat_model_cost_what_is_predicted(
 # The engine's own account.
 
 ACCOUNT = """
-import os, sys
+import sys, time
 import xllamacpp
 from ficc.images import llama_server
 options = llama_server.parser().parse_args(sys.argv[1:])
 parameters = llama_server.parameters(xllamacpp, options)
 parameters.verbosity = 4
 server = xllamacpp.Server(parameters)
-sys.stdout.flush()
-os.kill(os.getpid(), 9)
+time.sleep(600)
 """
+LISTENING = b"listening on"
+"""It stands behind the buffers in the log, which the engine writes from a thread of its own."""
 
 
 def account(folder: Path, made: tuple[dict[str, Any], list[Tensor]], *flags: str) -> dict[str, float]:
     """The engine's buffers in MiB, by kind, as its log says them."""
     model = gguf_files.write(folder / "m.gguf", *made)
     command = [sys.executable, "-c", ACCOUNT, "--model", str(model), "--host", str(folder / "e.sock")]
-    done = subprocess.run(
-        [*command, "--port", "0", "--threads", "1", *flags], capture_output=True, check=False
-    )
-    log = (done.stdout + done.stderr).decode(errors="replace")
+    lines = []
+    with subprocess.Popen(
+        [*command, "--port", "0", "--threads", "1", *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as engine:
+        assert engine.stdout is not None
+        for line in engine.stdout:
+            lines.append(line)
+            if LISTENING in line:
+                break
+        engine.kill()
+    log = b"".join(lines).decode(errors="replace")
     found: dict[str, float] = {"KV": 0.0, "RS": 0.0, "compute": 0.0}
     for kind, size in re.findall(r"CPU (KV|RS|compute) buffer size = +([0-9.]+) MiB", log):
         found[kind] += float(size)
