@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import gzip
 import json
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -17,11 +18,13 @@ from ficc.domain.access import Actor
 from ficc.domain.errors import Refused
 from ficc.gateway.app import GatewayApp
 from ficc.gateway.body_reader import HERE_BYTES_MAX
-from ficc.gateway.intake import Message
+from ficc.gateway.intake import UNPACKING_MAX, Message
 from ficc.gateway.invocation import Invocation
 from ficc.gateway.relay import Gateway, Limits
-from ficc.protocol.content_coding import STEP_BYTES_MAX
+from ficc.protocol import content_coding
+from ficc.protocol.content_coding import STEP_BYTES_MAX, Coding
 from support.gateway import ACTOR, EVENTS, QUIET, Known, OneRoute, Records, ScriptedStream, gateway, head
+from support.packing import PACK
 
 SERVICE = "/api/v1/inference/s/v1"
 PROJECT = "/api/v1/openai/v1"
@@ -213,39 +216,73 @@ async def test_a_large_body_is_read_beside_the_loop() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 2 * STEP_BYTES_MAX + 5])
-@pytest.mark.parametrize("fields", [[b"gzip"], [b"identity", b"x-gzip"]])
-async def test_g13_a_packed_body_reaches_the_engine_unpacked(size: int, fields: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "coding"),
+    [([b"gzip"], "gzip"), ([b"identity", b"x-gzip"], "gzip"), ([b"zstd", b"identity"], "zstd")],
+)
+async def test_g13_a_packed_body_reaches_the_engine_unpacked(
+    size: int, fields: list[bytes], coding: Coding
+) -> None:
     app = App(document())
     body = json.dumps({"model": "assistant", "text": "x" * size}).encode()
     headers = [(b"content-encoding", field) for field in fields]
-    answer = await app(f"{SERVICE}/chat/completions", gzip.compress(body), headers=headers)
+    answer = await app(f"{SERVICE}/chat/completions", PACK[coding](body), headers=headers)
     assert (answer.status, app.routes.the_link.sent, app.held) == (200, [body], 0)
     await app.gateway.close()
 
 
+@pytest.mark.parametrize("coding", PACK)
 @pytest.mark.parametrize(
-    ("packed", "status", "code"),
+    ("plain", "kept", "status", "code"),
     [
-        (gzip.compress(bytes(200 << 20)), 413, "too_large"),
-        (gzip.compress(bytes(BODY_BYTES_MAX + 1)), 413, "too_large"),
-        (b"{}", 400, "invalid_body"),
-        (gzip.compress(b"{}")[:-1], 400, "invalid_body"),
-        (gzip.compress(b"no json"), 400, "invalid_json"),
+        (bytes(200 << 20), None, 413, "too_large"),
+        (bytes(BODY_BYTES_MAX + 1), None, 413, "too_large"),
+        (b"{}", 0, 400, "invalid_body"),
+        (b"{}", -1, 400, "invalid_body"),
+        (b"no json", None, 400, "invalid_json"),
     ],
-    ids=["bomb", "one byte too many", "plain", "cut", "no JSON"],
+    ids=["bomb", "one byte too many", "nothing", "cut", "no JSON"],
 )
-async def test_g13_a_packed_body_is_held_to_the_limits(packed: bytes, status: int, code: str) -> None:
-    app = App()
-    answer = await app(f"{SERVICE}/chat/completions", packed, headers=[(b"content-encoding", b"gzip")])
+async def test_g13_a_packed_body_is_held_to_the_limits(
+    coding: Coding, plain: bytes, kept: int | None, status: int, code: str
+) -> None:
+    app, headers = App(), [(b"content-encoding", coding.encode())]
+    answer = await app(f"{SERVICE}/chat/completions", PACK[coding](plain)[:kept], headers=headers)
     assert (answer.status, answer.code, app.held) == (status, code, 0)
 
 
-@pytest.mark.parametrize("fields", [[b"zstd"], [b"br"], [b"gzip", b"gzip"], [b"gzip, identity", b"deflate"]])
+async def test_g13_few_bodies_are_unpacked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds a window that no limit counts."""
+    at_once, most = 0, 0
+
+    class Counted(content_coding.Unpacking):
+        def step(self) -> bytes:
+            nonlocal at_once, most
+            with lock:
+                at_once += 1
+                most = max(most, at_once)
+            time.sleep(0.01)
+            with lock:
+                at_once -= 1
+            return super().step()
+
+    lock = threading.Lock()
+    monkeypatch.setattr(content_coding, "Unpacking", Counted)
+    app = App()
+    packed, headers = PACK["zstd"](b"no json"), [(b"content-encoding", b"zstd")]
+    answers = await asyncio.gather(
+        *(app(f"{SERVICE}/chat/completions", packed, headers=headers) for _ in range(12))
+    )
+    assert {answer.code for answer in answers} == {"invalid_json"}
+    assert (most, app.held) == (UNPACKING_MAX, 0)
+
+
+@pytest.mark.parametrize("fields", [[b"br"], [b"gzip", b"gzip"], [b"gzip, identity", b"deflate"]])
 async def test_g13_other_codings_are_refused_before_the_body_is_read(fields: list[bytes]) -> None:
     headers = [(b"content-encoding", field) for field in fields]
     answer = await App()(f"{SERVICE}/chat/completions", b"{}", headers=headers)
     assert (answer.status, answer.code, answer.asked) == (415, "unsupported_media_type", 0)
-    assert answer.headers[b"accept-encoding"] == b"gzip"
+    assert answer.headers[b"accept-encoding"] == b"gzip, zstd"
 
 
 async def test_g16_a_body_over_the_limit_is_refused_by_its_length() -> None:

@@ -17,39 +17,47 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 
+UNPACKING_MAX = 4
+"""Bodies unpacked at once: each takes a thread, and up to `content_coding.WINDOW_BYTES_MAX` beside its bytes."""
+
+
 class Announced(NamedTuple):
-    """What a request's head says of its body: the length, if it does, and whether it is packed."""
+    """What a request's head says of its body: the length, if it does, and what it is packed with."""
 
     length: int | None
-    packed: bool
+    coding: content_coding.Coding | None
 
 
 class Intake:
     def __init__(self, *, body_bytes_max: int, total_bytes_max: int) -> None:
         self._body_bytes_max = body_bytes_max
         self._bodies = Bodies(total_bytes_max)
+        self._unpacking = asyncio.Semaphore(UNPACKING_MAX)
 
     def announced(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Announced:
         """Raises Refused for a body that will not be taken, before it is read."""
         media = headers.get(b"content-type", http_api.JSON_TYPE).partition(b";")[0].strip().lower()
         if media != http_api.JSON_TYPE:
             raise Refused("unsupported_media_type", "Send the body as application/json.", "content-type")
-        packed = b"content-encoding" in headers and content_coding.is_packed(
-            [value for name, value in scope["headers"] if name == b"content-encoding"]
-        )
+        coding = None
+        if b"content-encoding" in headers:
+            coding = content_coding.coding_of(
+                [value for name, value in scope["headers"] if name == b"content-encoding"]
+            )
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._body_bytes_max:
             raise self._too_large()
-        return Announced(None if length is None else int(length), packed)
+        return Announced(None if length is None else int(length), coding)
 
     async def take(self, receive: Receive, announced: Announced) -> bytes | None:
         """The whole body as it was before it was packed, its bytes accounted for until `give_back`; None when the
         client left. Raises Refused."""
         body = await self._received(receive, announced.length or 0)
-        if body is None or not announced.packed:
+        if body is None or announced.coding is None:
             return body
         try:
-            return await self._unpacked(body)
+            async with self._unpacking:
+                return await self._unpacked(announced.coding, body)
         finally:
             self._bodies.give_back(len(body))
 
@@ -77,9 +85,9 @@ class Intake:
         finally:
             self._bodies.give_back(held - len(body) if kept else held)
 
-    async def _unpacked(self, packed: bytes) -> bytes:
+    async def _unpacked(self, coding: content_coding.Coding, packed: bytes) -> bytes:
         """Step by step in a thread, so that neither the loop waits nor memory is taken that is not counted."""
-        unpacking = content_coding.Unpacking(packed)
+        unpacking = content_coding.Unpacking(coding, packed)
         body = bytearray()
         kept = False
         try:

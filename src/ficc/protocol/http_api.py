@@ -47,7 +47,7 @@ CODES: Mapping[str, Code] = {
     "headers_too_large": Code(431, "invalid_request_error", "The request's headers are over the limit."),
     "connections_full": Code(503, "server_error", "The server has as many connections as it takes."),
     "request_timeout": Code(408, "invalid_request_error", "The request did not arrive in time."),
-    "unsupported_media_type": Code(415, "invalid_request_error", "The route takes another content type."),
+    "unsupported_media_type": Code(415, "invalid_request_error", "The route takes another type or coding."),
     "not_found": Code(404, "not_found_error", "There is no such object in this project."),
     "method_not_allowed": Code(405, "invalid_request_error", "The route has other methods."),
     # who asks
