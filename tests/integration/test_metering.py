@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from ficc.controller.operations import metering
 from ficc.controller.operations.context import Context
 from ficc.controller.operations.metering import Metering, Retention
 from ficc.controller.store import usage
-from ficc.controller.store.database import Database
+from ficc.controller.store.database import Database, Transaction
 from ficc.controller.store.usage import Span
 from ficc.domain.errors import Refused
 from ficc.domain.usage import SECONDS_PER_DAY, Counted, Outcome, Record
@@ -119,6 +120,23 @@ async def test_what_is_written_again_is_there_once(db: Database) -> None:
     await db.write(lambda tx: usage.add(tx, [one, record()]))
     await db.write(lambda tx: usage.add(tx, [record(), one]))
     assert len(await stored(db)) == 3
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 1000])
+async def test_a_group_is_written_in_few_statements(db: Database, count: int) -> None:
+    """For each, the thread lets go of the interpreter; a busy event loop gives it back late."""
+    made = [record(NOW + number, request_id=f"r{number}") for number in range(count)]
+    statements = []
+
+    def write(tx: Transaction) -> None:
+        event.listen(tx.connection, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        usage.add(tx, [*made, made[0]])
+
+    await db.write(write)
+    found = [Record(*row) for row in reversed(await stored(db))]
+    assert found == made
+    assert len(statements) <= 12
+    assert len(set(statements)) <= 9
 
 
 async def test_unknown_is_not_zero(db: Database) -> None:

@@ -15,6 +15,8 @@ from ficc.domain.usage import Counted, Outcome, Record
 
 CLOCKS_APART_SECONDS = 1.0
 """By which the time in a record's id and the time that it says it began differ at most."""
+STATEMENT_RECORDS_MAX = 256
+"""Of one statement: far fewer values than a statement of SQLite (32,766) or PostgreSQL (65,535) may have."""
 Grouping = Literal["day", "token", "service"]
 
 _u = schema.usage_records.c
@@ -49,15 +51,23 @@ def first_id(at: float) -> str:
 
 def add(tx: Transaction, records: Sequence[Record]) -> None:
     """Write records, each once however often it is written. In the driver's own words, as it is done thousands of
-    times a second."""
+    times a second, and many rows in each statement: for each statement a thread lets go of the interpreter, and a busy
+    event loop gives it back after milliseconds only."""
     mark = "?" if tx.connection.dialect.name == "sqlite" else "%s"
-    statement = (
-        f"INSERT INTO usage_records ({', '.join(_NAMES)}) "  # noqa: S608  # names of our own
-        f"VALUES ({', '.join([mark] * len(_NAMES))}) ON CONFLICT DO NOTHING"
-    )
-    tx.connection.exec_driver_sql(
-        statement, [(*r[:9], r.outcome.value, *r[10:17], r.tokens.value, *r[18:]) for r in records]
-    )
+    row = f"({', '.join([mark] * len(_NAMES))})"
+    at, rows = 0, STATEMENT_RECORDS_MAX
+    while at < len(records):
+        while rows > len(records) - at:
+            rows //= 2  # few different statements, which drivers keep prepared
+        values: list[Any] = []
+        for r in records[at : at + rows]:
+            values += (*r[:9], r.outcome.value, *r[10:17], r.tokens.value, *r[18:])
+        tx.connection.exec_driver_sql(
+            f"INSERT INTO usage_records ({', '.join(_NAMES)}) "  # noqa: S608  # names of our own
+            f"VALUES {', '.join([row] * rows)} ON CONFLICT DO NOTHING",
+            tuple(values),
+        )
+        at += rows
 
 
 def page(connection: Connection, span: Span, after: str | None, limit: int) -> Sequence[Row[Any]]:
