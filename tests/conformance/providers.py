@@ -512,6 +512,28 @@ class ProviderConformance:
                 connection.setblocking(True)
                 assert connection.recv(10) == b"hello"
 
+    async def test_connect_to_a_socket_that_is_made_anew(self, bench: Bench) -> None:
+        script = PRELUDE + (
+            "for word in (b'first', b'other'):\n"
+            "    s = socket.socket(socket.AF_UNIX); s.bind('/run/ficc/e.sock'); s.listen()\n"
+            "    print('listening ' + word.decode(), flush=True)\n"
+            "    for _ in range(2):\n"
+            "        c, _ = s.accept(); c.sendall(word); c.close()\n"
+            "    s.close(); os.unlink('/run/ficc/e.sock')\n"
+            "print('done', flush=True); time.sleep(60)\n"
+        )
+        async with bench.started(script) as box:
+            for word in ("first", "other"):
+                await box.until(f"listening {word}")
+                for _ in range(2):
+                    with socket.socket(fileno=box.sandbox.connect("/run/ficc/e.sock")) as connection:
+                        connection.settimeout(PATIENCE_SECONDS)
+                        connection.setblocking(True)
+                        assert connection.recv(10) == word.encode()
+            await box.until("done")
+            with pytest.raises(OSError):
+                os.close(box.sandbox.connect("/run/ficc/e.sock"))
+
     @pytest.mark.parametrize(
         "plant",
         [

@@ -77,9 +77,9 @@ class Raw:
     def send(self, frame: bytes) -> None:
         self._writer.write(frame)
 
-    def open(self, stream: int, fence: Fence, **request: Any) -> None:
+    def open(self, stream: int, fence: Fence, *, by_data: bool = False, **request: Any) -> None:
         body = json.dumps(request).encode()
-        self.send(wire.encode_open(stream, wire.Open(fence, 60_000, ROUTE, body)))
+        self.send(wire.encode_open(stream, wire.Open(fence, 60_000, ROUTE, body), by_data=by_data))
 
     async def next(self) -> wire.Frame:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -141,6 +141,16 @@ async def test_streams_are_told_apart_by_their_ids(raw: Raw, engine: Fence) -> N
         assert ((frame := await raw.next()).kind, frame.stream) == (Kind.OPENED, stream)
     for stream in (2**63, 7):
         assert json.loads(await raw.answer(stream, engine))["echo"]["word"] == stream
+
+
+@pytest.mark.contract("C-X1")
+async def test_the_first_data_says_that_a_stream_is_open_where_that_is_asked_for(
+    raw: Raw, engine: Fence
+) -> None:
+    raw.open(1, engine, by_data=True, do="json", word="one")
+    assert json.loads(await raw.answer(1, engine))["echo"]["word"] == "one"
+    raw.open(2, others(engine)["generation"], by_data=True, do="json")
+    assert ((frame := await raw.next()).kind, frame.stream) == (Kind.REFUSED, 2)
 
 
 @pytest.mark.contract("C-X1")

@@ -504,6 +504,53 @@ async def test_cancel_closes_the_engines_connection(
     link.close()
 
 
+async def opening_by_data(
+    session: Session, link: EndpointLink, engine: Fence
+) -> asyncio.Task[EndpointStream]:
+    """A stream that is open at the engine and not yet here: the engine says nothing."""
+    key = new_id()
+    body = json.dumps({"do": "hang", "key": key}).encode()
+    opening = asyncio.create_task(link.open_stream(engine, ROUTE, body, 60, by_data=True))
+    await begun(session, engine, key)
+    opening.set_name(key)
+    return opening
+
+
+async def test_a_stream_that_opens_by_its_first_data_is_cancelled_before(
+    session: Session, engine: Fence, executor: ExecutorProcess
+) -> None:
+    """G9"""
+    link = EndpointLink()
+    await link.open(executor.socket, "endpoint")
+    opening = await opening_by_data(session, link, engine)
+    opening.cancel()
+    await closed_at(session, engine, opening.get_name())
+    assert opening.cancelled()
+    assert (await whole(await session.open(engine, do="json"))).status == 200
+    link.close()
+
+
+async def test_a_stream_that_opens_by_its_first_data_is_unknown_when_the_connection_breaks(
+    session: Session, engine: Fence, executor: ExecutorProcess
+) -> None:
+    link = EndpointLink()
+    await link.open(executor.socket, "endpoint")
+    opening = await opening_by_data(session, link, engine)
+    link.close()
+    with pytest.raises(Refused, match="peer_lost"):
+        await opening
+    await closed_at(session, engine, opening.get_name())
+
+
+async def test_a_stream_that_opens_by_its_first_data_breaks_as_others_do(
+    session: Session, engine: Fence
+) -> None:
+    body = json.dumps({"do": "hang", "key": new_id()}).encode()
+    stream = await session.link.open_stream(engine, ROUTE, body, 0.4, by_data=True)
+    with pytest.raises(Refused, match="deadline_exceeded"):
+        await stream.read()
+
+
 async def test_the_loss_of_a_connection_ends_all_its_streams(
     session: Session, engine: Fence, executor: ExecutorProcess
 ) -> None:

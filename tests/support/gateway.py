@@ -78,7 +78,9 @@ class ScriptedLink:
     answers: list[ScriptedStream | Refused]
     sent: list[bytes] = field(default_factory=list)
 
-    async def open_stream(self, fence: Fence, path: str, body: bytes, deadline_seconds: float) -> Stream:
+    async def open_stream(
+        self, fence: Fence, path: str, body: bytes, deadline_seconds: float, *, by_data: bool = False
+    ) -> Stream:
         answer = self.answers.pop(0)
         if isinstance(answer, Refused):
             raise answer

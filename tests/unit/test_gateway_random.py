@@ -128,7 +128,9 @@ class World:
 
     # The replicas.
 
-    async def open_stream(self, fence: Fence, path: str, body: bytes, deadline_seconds: float) -> Stream:
+    async def open_stream(
+        self, fence: Fence, path: str, body: bytes, deadline_seconds: float, *, by_data: bool = False
+    ) -> Stream:
         assert 0 < deadline_seconds < DEADLINE_SECONDS + SLACK_SECONDS
         if self.luck.random() < 0.02:
             await asyncio.get_running_loop().create_future()  # an executor that is stopped

@@ -447,7 +447,9 @@ async def test_a_credential_that_goes_while_a_large_body_is_read_begins_nothing(
 class SilentLink(ScriptedLink):
     """Says neither that a stream is open nor that it is not."""
 
-    async def open_stream(self, fence: Fence, path: str, body: bytes, deadline_seconds: float) -> Stream:
+    async def open_stream(
+        self, fence: Fence, path: str, body: bytes, deadline_seconds: float, *, by_data: bool = False
+    ) -> Stream:
         self.sent.append(body)
         return await asyncio.Future()
 

@@ -16,6 +16,7 @@ from ficc.domain.plan import ARGUMENT_BYTES_MAX, PLAN_BYTES_MAX, Fence
 from ficc.protocol import executor_wire as wire
 from ficc.protocol.executor_wire import (
     BROKEN,
+    BY_DATA,
     END,
     HEAD,
     HEADER,
@@ -82,7 +83,7 @@ def test_the_numbers_of_version_1() -> None:
 def frames(draw: st.DrawFn) -> Frame:
     kind = draw(st.sampled_from(Kind))
     payload = draw(st.binary(max_size=min(80, PAYLOAD_BYTES_MAX[kind])))
-    flags = draw(st.integers(0, 7)) if kind is Kind.DATA else 0
+    flags = draw(st.integers(0, {Kind.DATA: HEAD | END | BROKEN, Kind.OPEN: BY_DATA}.get(kind, 0)))
     return Frame(int(kind), draw(st.integers(0, 2**64 - 1)), payload, flags)
 
 
@@ -155,7 +156,7 @@ def test_reserved_bits_are_zero(bit: int) -> None:
 @pytest.mark.parametrize("bit", range(8))
 def test_flags_that_a_kind_does_not_have_are_zero(kind: Kind, bit: int) -> None:
     data = header(kind=kind, flags=1 << bit)
-    if kind is Kind.DATA and bit < 3:
+    if (kind is Kind.DATA and bit < 3) or (kind is Kind.OPEN and bit < 1):
         assert decode(data)[0].flags == 1 << bit
     else:
         with pytest.raises(WireError, match="flags"):
@@ -224,9 +225,11 @@ def test_open_survives_the_wire(stream: int, fence: Fence, deadline: int, path: 
     assert wire.decode_open(frame.payload) == request
 
 
-def test_open_is_these_bytes() -> None:
-    payload = one(wire.encode_open(1, Open(FENCE, 258, "/v1", b"{}"))).payload
-    assert payload == FENCE.pack() + b"\x00\x00\x01\x02" + b"\x00\x03" + b"/v1" + b"{}"
+@pytest.mark.parametrize("by_data", [False, True])
+def test_open_is_these_bytes(by_data: bool) -> None:
+    frame = one(wire.encode_open(1, Open(FENCE, 258, "/v1", b"{}"), by_data=by_data))
+    assert frame.payload == FENCE.pack() + b"\x00\x00\x01\x02" + b"\x00\x03" + b"/v1" + b"{}"
+    assert frame.flags == by_data
 
 
 @given(st.binary(max_size=120))

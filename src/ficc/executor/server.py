@@ -80,9 +80,11 @@ class Server:
 @dataclass(slots=True)
 class Stream:
     """One exchange of a connection, and the fence that every action on it carries. `exchange` is None
-    while it is being opened; `read_early` says that a read came before."""
+    while it is being opened; `read_early` says that a read came before. `by_data`: that it is open is said by
+    its first DATA."""
 
     fence: bytes
+    by_data: bool
     exchange: Exchange | ModelUpload | None = None
     read_early: bool = False
 
@@ -227,7 +229,7 @@ class Connection(asyncio.Protocol):
         number = frame.stream
         if number in self._streams or len(self._streams) >= STREAMS_MAX:
             raise WireError(f"stream {number} is open already, or there are too many")
-        stream = Stream(frame.payload[: Fence.BYTES])
+        stream = Stream(frame.payload[: Fence.BYTES], bool(frame.flags & wire.BY_DATA))
         self._streams[number] = stream
         task = asyncio.get_running_loop().create_task(self._opened(number, stream, request))
         self._calls.add(task)
@@ -251,7 +253,8 @@ class Connection(asyncio.Protocol):
             exchange.cancel()
             return
         stream.exchange = exchange
-        self._send(wire.encode(Kind.OPENED, number))
+        if not stream.by_data:
+            self._send(wire.encode(Kind.OPENED, number))
         if stream.read_early:
             exchange.read(lambda answer: self._deliver(number, stream, answer))
 

@@ -27,15 +27,16 @@ class Opening:
         self._slots = slots
         self._queue_seconds = queue_seconds
 
-    async def open(self, invocation: Invocation, body: bytes, deadline: float) -> Stream:
-        """The answer's stream, with the slot that it takes held by the invocation. Raises Refused."""
+    async def open(self, invocation: Invocation, body: bytes, deadline: float, *, by_data: bool) -> Stream:
+        """The answer's stream, with the slot that it takes held by the invocation; with `by_data` not before its first
+        piece is there. Raises Refused."""
         loop = asyncio.get_running_loop()
         failed: set[str] = set()
         last: Refused | None = None
         while True:
             replica = await self._slot(invocation, failed, last)
             try:
-                stream = await self._try(invocation, replica, body, deadline - loop.time())
+                stream = await self._try(invocation, replica, body, deadline - loop.time(), by_data)
             except Refused as refused:
                 self.give_back(invocation)
                 if refused.code not in NOT_OPENED:
@@ -55,7 +56,9 @@ class Opening:
                 raise invocation.ended
             return stream
 
-    async def _try(self, invocation: Invocation, replica: Replica, body: bytes, seconds: float) -> Stream:
+    async def _try(
+        self, invocation: Invocation, replica: Replica, body: bytes, seconds: float, by_data: bool
+    ) -> Stream:
         link = self._routes.link(replica.node_id)
         if link is None:
             raise Refused(
@@ -66,7 +69,7 @@ class Opening:
         assert task is not None
         before, invocation.opening = task.cancelling(), task
         try:
-            return await link.open_stream(replica.fence, invocation.path, body, seconds)
+            return await link.open_stream(replica.fence, invocation.path, body, seconds, by_data=by_data)
         except Refused as refused:
             invocation.computing = refused.code == "peer_lost"
             raise

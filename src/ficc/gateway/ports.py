@@ -35,9 +35,11 @@ class Stream(Protocol):
 class Link(Protocol):
     """The way to one node's executor."""
 
-    async def open_stream(self, fence: Fence, path: str, body: bytes, deadline_seconds: float) -> Stream:
-        """Raises Refused: with `peer_lost` it is not known whether the engine saw the request, with any
-        other code it is certain that it did not."""
+    async def open_stream(
+        self, fence: Fence, path: str, body: bytes, deadline_seconds: float, *, by_data: bool = False
+    ) -> Stream:
+        """With `by_data` it comes with its first piece, at less cost. Raises Refused: with `peer_lost` it is not known
+        whether the engine saw the request, with any other code it is certain that it did not."""
 
 
 @dataclass(frozen=True, slots=True)

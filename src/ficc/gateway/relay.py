@@ -163,8 +163,9 @@ class Gateway:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + route.deadline_seconds
         invocation.timer = loop.call_at(deadline, _late, invocation, route.deadline_seconds)
-        stream = await self._opening.open(invocation, request.addressed(body, route.alias), deadline)
         comments = request.stream and path in openai.STREAMED
+        body = request.addressed(body, route.alias)
+        stream = await self._opening.open(invocation, body, deadline, by_data=not comments)
         pull = answers.Pull(stream, self.limits.keep_alive_seconds if comments else None)
         invocation.stream = invocation.pull = pull
         return await self._answer(invocation, pull)

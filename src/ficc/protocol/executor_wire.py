@@ -56,6 +56,11 @@ class Kind(IntEnum):
     UPLOAD = 22
 
 
+# The flag of an OPEN frame.
+BY_DATA = (
+    1  # the first DATA says that the stream is open, and no OPENED does: one frame less to wake the caller
+)
+
 # Flags of a DATA frame.
 HEAD = 1  # the payload begins with status u16, length u16 and the content type
 END = 2  # the engine's answer is complete
@@ -139,7 +144,7 @@ class Decoder:
 
 
 _LIMITS: dict[int, int] = {int(kind): limit for kind, limit in PAYLOAD_BYTES_MAX.items()}
-_FLAGS: dict[int, int] = {int(Kind.DATA): HEAD | END | BROKEN}
+_FLAGS: dict[int, int] = {int(Kind.OPEN): BY_DATA, int(Kind.DATA): HEAD | END | BROKEN}
 """The flags that a kind may carry; the other kinds carry none."""
 
 
@@ -157,13 +162,14 @@ class Open:
 _OPEN = struct.Struct(">IH")
 
 
-def encode_open(stream: int, request: Open) -> bytes:
+def encode_open(stream: int, request: Open, *, by_data: bool = False) -> bytes:
     """OPEN: fence, time left until the deadline in ms, path length, path, body. The method is POST."""
     path = request.path.encode("ascii")
     return encode(
         Kind.OPEN,
         stream,
         b"".join((request.fence.pack(), _OPEN.pack(request.deadline_ms, len(path)), path, request.body)),
+        BY_DATA if by_data else 0,
     )
 
 

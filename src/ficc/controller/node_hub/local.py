@@ -126,9 +126,9 @@ class LocalLink:
         self._reports.pop(attempt_id, None)
 
     async def open_stream(
-        self, fence: Fence, path: str, body: bytes, deadline_seconds: float
+        self, fence: Fence, path: str, body: bytes, deadline_seconds: float, *, by_data: bool = False
     ) -> EndpointStream:
-        return await self.endpoint.open_stream(fence, path, body, deadline_seconds)
+        return await self.endpoint.open_stream(fence, path, body, deadline_seconds, by_data=by_data)
 
     async def admit(self, fence: Fence, plan: Mapping[str, Any], first: Renew) -> None:
         answer = await self.control.call("admit", fence=fence_document(fence), plan=plan, lease=asdict(first))

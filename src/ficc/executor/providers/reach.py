@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 
-from ficc.executor.providers import safe_connect, safe_files
+from ficc.executor.providers import safe_files
 from ficc.executor.providers.contract import Launch
 from ficc.executor.providers.namespace_connect import NamespaceConnector
 from ficc.executor.providers.processes import Peers
+from ficc.executor.providers.safe_connect import SocketFile
 from ficc.executor.providers.view import RUN
 
 
@@ -19,6 +20,7 @@ class Reach:
         self._endpoint = launch.plan.endpoint
         self._network: NamespaceConnector | None = None
         self._peers = Peers(launch.group, launch.uid)
+        self._socket: SocketFile | None = None
         self.directory = -1
 
     def hold(self, init_pid: int) -> None:
@@ -39,7 +41,15 @@ class Reach:
                 raise OSError("the plan has no endpoint over TCP")
             return self._network.connect(path_or_port).detach()
         relative = path_or_port.removeprefix(f"{RUN}/")
-        return safe_connect.connect(self.directory, relative, self._peers.allowed).detach()
+        if self._socket is None or self._socket.path != relative:
+            self._let_go()
+            self._socket = SocketFile(self.directory, relative)
+        return self._socket.connect(self._peers.allowed).detach()
+
+    def _let_go(self) -> None:
+        held, self._socket = self._socket, None
+        if held is not None:
+            held.close()
 
     def open_output(self, name: str) -> int:
         """As `Sandbox.open_output`."""
@@ -47,6 +57,7 @@ class Reach:
 
     async def close(self) -> None:
         self._peers.close()
+        self._let_go()
         fd, self.directory = self.directory, -1
         if fd >= 0:
             os.close(fd)
