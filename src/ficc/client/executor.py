@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -197,7 +196,7 @@ class EndpointLink(_Connection):
     async def _begin(self, fence: Fence, encode: Callable[[int], bytes]) -> EndpointStream:
         """Open a stream with this frame."""
         number = next(self._numbers)
-        stream = EndpointStream(self, number, _packed(fence))
+        stream = EndpointStream(self, number, wire.packed(fence))
         # The first read goes along, so that a short answer takes one turn.
         self._write(encode(number) + stream.read_frame)
         self._streams[number] = stream
@@ -349,12 +348,6 @@ class EndpointStream:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, int(seconds * 1000))
-
-
-@lru_cache(maxsize=4096)
-def _packed(fence: Fence) -> bytes:
-    """A fence is packed once, and used for every invocation of its attempt."""
-    return fence.pack()
 
 
 def fence_document(fence: Fence) -> Mapping[str, Any]:

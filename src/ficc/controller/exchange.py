@@ -25,6 +25,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,6 +50,12 @@ if TYPE_CHECKING:
 BODY_BUFFER_BYTES_MAX = 64 * 1024  # received and not yet taken; above it the socket is not read
 COPY_BYTES_MAX = 16 * 1024  # a larger chunk is handed to the transport in pieces rather than copied
 
+FIELDS_KEPT = 1024
+"""Lines of answers' fields that are remembered."""
+_ALIKE = frozenset(
+    {b"content-type", b"cache-control", b"x-ficc-generation", b"x-ficc-model-revision", b"x-ficc-plan-digest"}
+)
+"""Fields that have few values, none of which is a secret."""
 _OWN_FIELDS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"x-request-id"})
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NOT_IN_A_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -281,9 +288,7 @@ class Exchange(RequestResponseCycle):
         lines += [b"%b: %b\r\n" % field for field in self.default_headers]
         length: int | None = None
         for given, value in message.get("headers", ()):
-            name = given.lower()
-            if not _NAME.fullmatch(name) or _NOT_IN_A_VALUE.search(value):
-                raise RuntimeError(f"the answer's header {name!r} breaks the grammar of HTTP")
+            name, line = _field(given, value) if given in _ALIKE else _checked_field(given, value)
             if name == b"connection" and b"close" in value.lower():
                 self.keep_alive = False
             if name in _OWN_FIELDS:
@@ -292,7 +297,7 @@ class Exchange(RequestResponseCycle):
                 if length is not None or not value.isdigit():
                     raise RuntimeError("the answer's content-length must be one decimal number")
                 length = int(value)
-            lines.append(b"%b: %b\r\n" % (name, value))
+            lines.append(line)
         return lines, length
 
     def _log_access(self, status: int) -> None:
@@ -305,6 +310,17 @@ class Exchange(RequestResponseCycle):
             self.scope["http_version"],
             status,
         )
+
+
+def _checked_field(given: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """The name of an answer's field in lower case, and its line."""
+    name = given.lower()
+    if not _NAME.fullmatch(name) or _NOT_IN_A_VALUE.search(value):
+        raise RuntimeError(f"the answer's header {name!r} breaks the grammar of HTTP")
+    return name, b"%b: %b\r\n" % (name, value)
+
+
+_field = lru_cache(FIELDS_KEPT)(_checked_field)
 
 
 def error_answer(

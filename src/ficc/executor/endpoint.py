@@ -215,7 +215,10 @@ class Exchange(asyncio.BufferedProtocol):
         assert self._transport is not None
         self.sent = time.monotonic()
         self._transport.write(request)
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self.fail, late())
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        self.fail(late())
 
     @property
     def held_up(self) -> bool:

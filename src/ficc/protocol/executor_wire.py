@@ -23,6 +23,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ficc.domain.errors import Refused
@@ -150,6 +151,14 @@ _FLAGS: dict[int, int] = {int(Kind.OPEN): BY_DATA, int(Kind.DATA): HEAD | END | 
 
 # Endpoint frames.
 
+FENCES_KEPT = 4096
+"""One for each attempt, used for every invocation of it."""
+
+packed = lru_cache(FENCES_KEPT)(Fence.pack)
+"""The bytes of a fence. Raises ValueError."""
+unpacked = lru_cache(FENCES_KEPT)(Fence.unpack)
+"""The fence that these bytes are. Raises ValueError."""
+
 
 @dataclass(frozen=True, slots=True)
 class Open:
@@ -168,7 +177,7 @@ def encode_open(stream: int, request: Open, *, by_data: bool = False) -> bytes:
     return encode(
         Kind.OPEN,
         stream,
-        b"".join((request.fence.pack(), _OPEN.pack(request.deadline_ms, len(path)), path, request.body)),
+        b"".join((packed(request.fence), _OPEN.pack(request.deadline_ms, len(path)), path, request.body)),
         BY_DATA if by_data else 0,
     )
 
@@ -185,7 +194,7 @@ def decode_open(payload: bytes) -> Open:
         path = payload[at : at + length].decode("ascii")
     except UnicodeDecodeError as error:
         raise WireError("OPEN: the path is not ASCII") from error
-    return Open(Fence.unpack(payload[: Fence.BYTES]), deadline_ms, path, payload[at + length :])
+    return Open(unpacked(payload[: Fence.BYTES]), deadline_ms, path, payload[at + length :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +214,7 @@ def encode_upload(stream: int, request: Upload) -> bytes:
     """UPLOAD: fence, time left until the deadline in ms, {"model": name, "inputs": [ids]}."""
     document = json.dumps({"model": request.model, "inputs": request.input_ids}, separators=(",", ":"))
     deadline = _DEADLINE.pack(request.deadline_ms)
-    return encode(Kind.UPLOAD, stream, b"".join((request.fence.pack(), deadline, document.encode())))
+    return encode(Kind.UPLOAD, stream, b"".join((packed(request.fence), deadline, document.encode())))
 
 
 def decode_upload(payload: bytes) -> Upload:
@@ -223,7 +232,7 @@ def decode_upload(payload: bytes) -> Upload:
     ):
         raise WireError("UPLOAD: a model's name and the ids of inputs, and nothing else")
     (deadline_ms,) = _DEADLINE.unpack_from(payload, Fence.BYTES)
-    return Upload(Fence.unpack(payload[: Fence.BYTES]), deadline_ms, model, tuple(inputs))
+    return Upload(unpacked(payload[: Fence.BYTES]), deadline_ms, model, tuple(inputs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ficc.domain.errors import Refused
@@ -36,6 +37,9 @@ _DECISIVE = frozenset(
         b"x-request-id",
     }
 )
+LINES_KEPT = 1024
+"""Request lines whose parts are remembered: clients ask for the same again and again."""
+LINE_KEPT_BYTES_MAX = 256
 _TLS_HANDSHAKE = 0x16
 _UPGRADE = re.compile(rb"\r\n(?i:upgrade):[ \t]*([^\r\n]*)")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
@@ -110,6 +114,11 @@ def check_first_byte(byte: int) -> None:
 
 def request_line(line: bytes, url_bytes_max: int) -> RequestLine:
     """The parts of a request line, given with its line end."""
+    keep = len(line) <= LINE_KEPT_BYTES_MAX and b"?" not in line  # a query may hold what is to be forgotten
+    return (_known_parts if keep else _parts)(line, url_bytes_max)
+
+
+def _parts(line: bytes, url_bytes_max: int) -> RequestLine:
     check_first_byte(line[0])
     if not line.endswith(b"\r\n"):
         raise bad_http("Lines of a request must end with CR LF.")
@@ -129,6 +138,9 @@ def request_line(line: bytes, url_bytes_max: int) -> RequestLine:
         return RequestLine(method.decode("ascii"), path, query, VERSIONS[version])
     except UnicodeDecodeError:
         raise bad_http("The method is not ASCII.") from None
+
+
+_known_parts = lru_cache(LINES_KEPT)(_parts)
 
 
 def url_too_long(url_bytes_max: int) -> Refused:
