@@ -70,7 +70,7 @@ class Engine(asyncio.Protocol):
             if len(rest) < length:
                 return
             body, self.received = rest[:length], rest[length:]
-            self.task = asyncio.get_running_loop().create_task(self.answer(json.loads(body)))
+            self.task = asyncio.get_running_loop().create_task(self.answer(json.loads(body or b"{}")))
 
     async def answer(self, request: dict) -> None:
         complete = False
