@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Engine
-
 from ficc.content.store import ContentStore
 from ficc.controller import bootstrap
 from ficc.controller.node_hub import local
@@ -30,6 +28,7 @@ from ficc.domain.access import SCOPES
 from ficc.domain.manifest import File, Manifest
 from ficc.settings import Settings
 from simulation.loop import THREAD_SECONDS, Process, current
+from simulation.reads import Reads, Unhurried, key
 
 if TYPE_CHECKING:
     from simulation.machine import Machine
@@ -41,16 +40,6 @@ SECRET = "ficc_of_the_simulation"
 WEIGHTS = b"the weights of a model"
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 EPOCH = 1_700_000_000.0
-
-_engines: dict[Path, tuple[Engine, Engine]] = {}
-
-
-def engines(path: Path) -> tuple[Engine, Engine]:
-    """The writing and the reading one. Kept from seed to seed: they remember compiled statements."""
-    if path not in _engines:
-        url = f"sqlite:///{path}"
-        _engines[path] = (_sqlite_engine(url, 1, writing=True), _sqlite_engine(url, 4, writing=False))
-    return _engines[path]
 
 
 class Scaffold:
@@ -77,6 +66,11 @@ class Scaffold:
             plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         plain.close()
         self._template = template
+        # Kept from seed to seed: engines remember compiled statements.
+        url = f"sqlite:///{self.database}"
+        self.writer = _sqlite_engine(url, 1, writing=True)
+        self.reader = Unhurried(_sqlite_engine(url, 1, writing=False))
+        self.reads = Reads(self.writer, self.reader)
         time.sleep(0.05)  # executors wait for a file that has just been written
 
     def _fill(self, tx: Transaction) -> None:
@@ -113,8 +107,9 @@ class Scaffold:
 
     def fresh(self) -> None:
         """The database as it was at first, and nothing of an earlier seed."""
-        for engine in engines(self.database):
-            engine.dispose()
+        self.writer.dispose()
+        self.reader.dispose()
+        self.reads.forget()
         for suffix in ("", "-wal", "-shm"):
             Path(f"{self.database}{suffix}").unlink(missing_ok=True)
         shutil.copyfile(self._template, self.database)
@@ -123,40 +118,22 @@ class Scaffold:
         os.makedirs(machines)
 
 
-def _key(work: Any) -> tuple[Any, ...] | None:
+def _known_by(work: Any) -> tuple[Any, ...] | None:
     """By what a reading function is known: its code and what it encloses."""
     code = getattr(work, "__code__", None)
     if code is None:
         return None
-    cells = [cell.cell_contents for cell in work.__closure__ or ()]
-    return code, *(repr(one) if isinstance(one, _PLAIN) else id(one) for one in cells)
-
-
-_PLAIN = (str, int, float, tuple, list, set, frozenset, type(None))
-
-
-def remembering(world: World, read: Callable[..., T]) -> Callable[..., T]:
-    """A reading function of the store, asked once between two commits outside of transactions that write."""
-
-    def remembered(connection: Any, *args: Any, **named: Any) -> T:
-        if world.writing:
-            return read(connection, *args, **named)
-        key = (read, repr((args, named)))
-        if key not in world.remembered:
-            world.remembered[key] = read(connection, *args, **named)
-        return world.remembered[key]  # type: ignore[no-any-return]
-
-    return remembered
+    return code, key(tuple(cell.cell_contents for cell in work.__closure__ or ()))
 
 
 class SimulatedDatabase(Database):
     def __init__(self, world: World) -> None:
-        path = world.scaffold.database
         self._world = world
-        self.url = f"sqlite:///{path}"
+        self.url = f"sqlite:///{world.scaffold.database}"
         self.is_sqlite = False
         """As with PostgreSQL, a controller that starts is not alone."""
-        self._writer, self._reader = engines(path)
+        self._writer = world.scaffold.writer
+        self._reader = world.scaffold.reader  # type: ignore[assignment]
         self._write_threads = self._read_threads = None  # type: ignore[assignment]
         self._listeners = []
 
@@ -171,19 +148,19 @@ class SimulatedDatabase(Database):
         nothing happens."""
         if self._world.database_away:
             raise _unavailable()
-        key = _key(work)
-        if key is None:
+        known = _known_by(work)
+        if known is None:
             return await super()._read_within(seconds, work)
 
         def remembered(connection: Any) -> T:
-            if key not in self._world.remembered:
-                self._world.remembered[key] = work(connection)
-            return self._world.remembered[key]  # type: ignore[no-any-return]
+            if known not in self._world.remembered:
+                self._world.remembered[known] = work(connection)
+            return self._world.remembered[known]  # type: ignore[no-any-return]
 
-        if key in self._world.remembered:
+        if known in self._world.remembered:
             await asyncio.sleep(self._world.chance.uniform(*THREAD_SECONDS))
-            if key in self._world.remembered:
-                return self._world.remembered[key]  # type: ignore[no-any-return]
+            if known in self._world.remembered:
+                return self._world.remembered[known]  # type: ignore[no-any-return]
         return await super()._read_within(seconds, remembered)
 
     def _commit(self, work: Callable[[Transaction], T]) -> tuple[T, list[Any]]:
@@ -191,11 +168,7 @@ class SimulatedDatabase(Database):
         if self._world.database_away:
             raise _unavailable()
         self._world.remembered.clear()
-        self._world.writing = True
-        try:
-            result = super()._commit(work)
-        finally:
-            self._world.writing = False
+        result = super()._commit(work)
         self._world.invariants.committed()
         if self._world.database_flaky and self._world.chance.random() < 0.1:
             raise _unavailable()  # committed, and the answer was lost

@@ -84,6 +84,8 @@ class Invariants:
         """(service, revision) of starts that somebody asked for with an acknowledgement."""
         self.transitions: Counter[str] = Counter()
         self._db: sqlite3.Connection | None = None
+        self._read: dict[tuple[Any, ...], Row] = {}
+        """Attempts by their columns."""
 
     def fail(self, what: str) -> None:
         self.world.violated(what)
@@ -247,12 +249,17 @@ class Invariants:
             " a.released, a.ready_at, w.plan, a.state FROM attempts a JOIN workloads w ON w.id = a.workload_id"
             " ORDER BY a.generation, a.number"
         ):
-            *keys, record, released, ready_at, plan, state = one
-            parsed = self._parse(record)
-            if parsed.state.value != state:
-                self.fail(f"{one[0]} is {state} in its row and {parsed.state} in its record")
-            rows[one[0]] = Row(*keys, parsed, bool(released), ready_at is not None, plan)
+            if one not in self._read:
+                self._read[one] = self._row(*one)
+            rows[one[0]] = self._read[one]
         return services, rows
+
+    def _row(self, *columns: Any) -> Row:
+        *keys, record, released, ready_at, plan, state = columns
+        parsed = self._parse(record)
+        if parsed.state.value != state:
+            self.fail(f"{keys[0]} is {state} in its row and {parsed.state} in its record")
+        return Row(*keys, parsed, bool(released), ready_at is not None, plan)
 
     def _parse(self, record: str) -> attempt.Record:
         found = _records.get(record)

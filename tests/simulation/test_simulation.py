@@ -21,6 +21,11 @@ def test_a_seed_is_its_number_and_nothing_else() -> None:
     assert "steps" in one.stdout
 
 
+def test_what_is_remembered_of_the_database_is_what_it_would_say() -> None:
+    found = simulate("--seed", "15", "--quiet", "--doubt")
+    assert "every promise was kept" in found.stdout, found.stdout + found.stderr
+
+
 @pytest.mark.timeout(600)
 def test_some_seeds() -> None:
     found = simulate("--seeds", "20")

@@ -20,7 +20,6 @@ from typing import Any
 from ficc import clock, failpoints
 from ficc.controller import bootstrap
 from ficc.controller.node_hub import local
-from ficc.controller.store import attempts, models, services
 from ficc.domain import ids
 from ficc.executor import endpoint, ledger, pulse, questions, server
 from ficc.executor import machine as executor_machine
@@ -36,6 +35,7 @@ from simulation.loop import PROCESS, Loop, Process, current
 from simulation.machine import CAPACITY, Machine
 from simulation.network import Network
 from simulation.operator import Operator
+from simulation.reads import REMEMBERED
 
 QUIET_SECONDS_MAX = 600.0
 """Within which everything settles once nothing goes wrong any more."""
@@ -79,7 +79,6 @@ class World:
         self.database_flaky = False
         self.remembered: dict[Any, Any] = {}
         """What was read of the database since it was last written."""
-        self.writing = False
         self.calm = self.chance.random() < CALM_SHARE
         """Whether nothing goes wrong in this seed: then every attempt ends because somebody wants it to."""
         self.bad_engines = 0.0 if self.calm else self.chance.choice((0.0, 0.2, 0.6))
@@ -400,13 +399,9 @@ def _installed(world: World) -> Iterator[None]:
     put(executor_machine, "description", lambda: {"hostname": "simulated"})
     put(executor_main, "ImageStore", sandboxes.Images)
     put(watchdog_module, "sweep", watchdog.sweep_for_the_watchdog)
-    for store, name in (
-        (models, "served"),
-        (attempts, "current"),
-        (services, "unsettled"),
-        (services, "of_ids"),
-    ):
-        put(store, name, controllers.remembering(world, getattr(store, name)))
+    for store, names in REMEMBERED:
+        for name in names:
+            put(store, name, world.scaffold.reads.remembering(getattr(store, name)))
     put(bootstrap, "management_app", lambda *_: None)
     put(bootstrap, "Https", lambda *_: _NoSources())
     put(bootstrap, "Database", lambda url: controllers.SimulatedDatabase(world))
