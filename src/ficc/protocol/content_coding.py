@@ -51,66 +51,30 @@ class Unpacking:
 
     def __init__(self, coding: Coding, data: bytes) -> None:
         self._coding = coding
-        self._decoder = _Gzip(data) if coding == "gzip" else _Zstd(data)
+        self._decoder = zlib.decompressobj(_GZIP_WINDOW_BITS) if coding == "gzip" else _zstd_decoder()
+        self._left = data
 
     def step(self) -> bytes:
         """The next of the plain bytes, at most STEP_BYTES_MAX; nothing at the end. Raises Refused."""
-        if self._decoder.ended:
+        if self._decoder.eof:
             return b""
         try:
-            plain = self._decoder.step()
+            plain = self._decoder.decompress(self._left, STEP_BYTES_MAX)
         except (zlib.error, zstd.ZstdError):
-            raise self._broken(
-                f"cannot be unpacked as {self._coding}, which its Content-Encoding says"
-            ) from None
-        if self._decoder.has_more:
-            raise self._broken(f"goes on behind the end of what {self._coding} packed")
-        if not plain and not self._decoder.ended:
-            raise self._broken(f"ends inside of what {self._coding} packed")
+            raise self._broken(f"is not {self._coding}, as its Content-Encoding says") from None
+        self._left = getattr(
+            self._decoder, "unconsumed_tail", b""
+        )  # zstd keeps by itself what it did not take
+        if self._decoder.unused_data:
+            raise self._broken(f"goes on behind the end of its {self._coding} stream")
+        if not plain and not self._decoder.eof:
+            raise self._broken(f"ends inside its {self._coding} stream")
         return plain
 
     def _broken(self, what: str) -> Refused:
         return Refused("invalid_body", f"The body {what}.", "content-encoding")
 
 
-class _Gzip:
-    def __init__(self, data: bytes) -> None:
-        self._decoder = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        self._left = data
-
-    @property
-    def ended(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def has_more(self) -> bool:
-        return bool(self._decoder.unused_data)
-
-    def step(self) -> bytes:
-        plain = self._decoder.decompress(self._left, STEP_BYTES_MAX)
-        self._left = self._decoder.unconsumed_tail
-        return plain
-
-
-class _Zstd:
-    """The decoder keeps by itself what is left to unpack."""
-
-    def __init__(self, data: bytes) -> None:
-        options: dict[int, int] = {
-            zstd.DecompressionParameter.window_log_max: WINDOW_BYTES_MAX.bit_length() - 1
-        }
-        self._decoder = zstd.ZstdDecompressor(options=options)
-        self._left = data
-
-    @property
-    def ended(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def has_more(self) -> bool:
-        return bool(self._decoder.unused_data)
-
-    def step(self) -> bytes:
-        plain = self._decoder.decompress(self._left, STEP_BYTES_MAX)
-        self._left = b""
-        return plain
+def _zstd_decoder() -> zstd.ZstdDecompressor:
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: WINDOW_BYTES_MAX.bit_length() - 1}
+    return zstd.ZstdDecompressor(options=options)

@@ -6,8 +6,8 @@
 frames carry one JSON object. A connection begins with HELLO and its answer, and then carries either
 
 - control: CALL answered by RESULT or FAILURE with the same stream id, and EVENT pushed by the executor, or
-- endpoints: OPEN or UPLOAD answered by OPENED or REFUSED; READ answered by DATA; CANCEL. Each of the four carries
-  the fence of the attempt, and the stream id is the caller's.
+- endpoints: OPEN or UPLOAD answered by REFUSED or OPENED (by the first DATA, where BY_DATA is set); READ answered by
+  DATA; CANCEL. Each of the four carries the fence of the attempt, and the stream id is the caller's.
 
 An UPLOAD hands admitted inputs to an engine that takes its model over its own API. It names inputs by the ids of the
 plan and the model's name, and nothing else: paths, headers and bytes are the executor's. Its DATA are JSON lines.
@@ -58,9 +58,7 @@ class Kind(IntEnum):
 
 
 # The flag of an OPEN frame.
-BY_DATA = (
-    1  # the first DATA says that the stream is open, and no OPENED does: one frame less to wake the caller
-)
+BY_DATA = 1  # no OPENED, the first DATA says that the stream is open: one frame less to wake the caller
 
 # Flags of a DATA frame.
 HEAD = 1  # the payload begins with status u16, length u16 and the content type
