@@ -95,11 +95,13 @@ def account(folder: Path, made: tuple[dict[str, Any], list[Tensor]], *flags: str
         [*command, "--port", "0", "--threads", "1", *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as engine:
         assert engine.stdout is not None
-        for line in engine.stdout:
-            lines.append(line)
-            if LISTENING in line:
-                break
-        engine.kill()
+        try:
+            for line in engine.stdout:
+                lines.append(line)
+                if LISTENING in line:
+                    break
+        finally:
+            engine.kill()
     log = b"".join(lines).decode(errors="replace")
     found: dict[str, float] = {"KV": 0.0, "RS": 0.0, "compute": 0.0}
     for kind, size in re.findall(r"CPU (KV|RS|compute) buffer size = +([0-9.]+) MiB", log):

@@ -506,28 +506,24 @@ async def test_cancel_closes_the_engines_connection(
 
 async def opening_by_data(
     session: Session, link: EndpointLink, engine: Fence
-) -> asyncio.Task[EndpointStream]:
-    """A stream that is open at the engine and not yet here: the engine says nothing."""
+) -> tuple[asyncio.Task[EndpointStream], str]:
+    """A stream that is open at the engine and not yet here, since the engine says nothing; and its key."""
     key = new_id()
     body = json.dumps({"do": "hang", "key": key}).encode()
     opening = asyncio.create_task(link.open_stream(engine, ROUTE, body, 60, by_data=True))
     await begun(session, engine, key)
-    opening.set_name(key)
-    return opening
+    return opening, key
 
 
 async def test_a_stream_that_opens_by_its_first_data_is_cancelled_before(
-    session: Session, engine: Fence, executor: ExecutorProcess
+    session: Session, engine: Fence
 ) -> None:
     """G9"""
-    link = EndpointLink()
-    await link.open(executor.socket, "endpoint")
-    opening = await opening_by_data(session, link, engine)
+    opening, key = await opening_by_data(session, session.link, engine)
     opening.cancel()
-    await closed_at(session, engine, opening.get_name())
+    await closed_at(session, engine, key)
     assert opening.cancelled()
-    assert (await whole(await session.open(engine, do="json"))).status == 200
-    link.close()
+    assert (await session.ask(engine, do="json")).status == 200
 
 
 async def test_a_stream_that_opens_by_its_first_data_is_unknown_when_the_connection_breaks(
@@ -535,11 +531,11 @@ async def test_a_stream_that_opens_by_its_first_data_is_unknown_when_the_connect
 ) -> None:
     link = EndpointLink()
     await link.open(executor.socket, "endpoint")
-    opening = await opening_by_data(session, link, engine)
+    opening, key = await opening_by_data(session, link, engine)
     link.close()
     with pytest.raises(Refused, match="peer_lost"):
         await opening
-    await closed_at(session, engine, opening.get_name())
+    await closed_at(session, engine, key)
 
 
 async def test_a_stream_that_opens_by_its_first_data_breaks_as_others_do(

@@ -113,4 +113,4 @@ def test_g13_a_body_that_is_not_what_it_says_is_refused(coding: Coding, name: st
 def test_g13_what_another_made_is_refused(coding: Coding, data: bytes) -> None:
     with pytest.raises(Refused) as caught:
         unpacked(coding, data)
-    assert caught.value.code == "invalid_body"
+    assert (caught.value.code, caught.value.param) == ("invalid_body", "content-encoding")
