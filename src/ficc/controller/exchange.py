@@ -313,7 +313,7 @@ class Exchange(RequestResponseCycle):
 
 
 def _checked_field(given: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """The name of an answer's field in lower case, and its line."""
+    """The name of an answer's field in lower case, and its line. Raises RuntimeError."""
     name = given.lower()
     if not _NAME.fullmatch(name) or _NOT_IN_A_VALUE.search(value):
         raise RuntimeError(f"the answer's header {name!r} breaks the grammar of HTTP")

@@ -80,11 +80,9 @@ class Server:
 @dataclass(slots=True)
 class Stream:
     """One exchange of a connection, and the fence that every action on it carries. `exchange` is None
-    while it is being opened; `read_early` says that a read came before. `by_data`: that it is open is said by
-    its first DATA."""
+    while it is being opened; `read_early` says that a read came before."""
 
     fence: bytes
-    by_data: bool
     exchange: Exchange | ModelUpload | None = None
     read_early: bool = False
 
@@ -229,13 +227,16 @@ class Connection(asyncio.Protocol):
         number = frame.stream
         if number in self._streams or len(self._streams) >= STREAMS_MAX:
             raise WireError(f"stream {number} is open already, or there are too many")
-        stream = Stream(frame.payload[: Fence.BYTES], bool(frame.flags & wire.BY_DATA))
+        stream = Stream(frame.payload[: Fence.BYTES])
         self._streams[number] = stream
-        task = asyncio.get_running_loop().create_task(self._opened(number, stream, request))
+        opening = self._opened(number, stream, request, by_data=bool(frame.flags & wire.BY_DATA))
+        task = asyncio.get_running_loop().create_task(opening)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _opened(self, number: int, stream: Stream, request: wire.Open | wire.Upload) -> None:
+    async def _opened(
+        self, number: int, stream: Stream, request: wire.Open | wire.Upload, *, by_data: bool
+    ) -> None:
         exchange: Exchange | ModelUpload
         try:
             gate = self._server.find_gate(request.fence)
@@ -253,7 +254,7 @@ class Connection(asyncio.Protocol):
             exchange.cancel()
             return
         stream.exchange = exchange
-        if not stream.by_data:
+        if not by_data:
             self._send(wire.encode(Kind.OPENED, number))
         if stream.read_early:
             exchange.read(lambda answer: self._deliver(number, stream, answer))

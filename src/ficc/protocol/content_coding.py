@@ -62,9 +62,8 @@ class Unpacking:
             plain = self._decoder.decompress(self._left, STEP_BYTES_MAX)
         except (zlib.error, zstd.ZstdError):
             raise self._broken(f"is not {self._coding}, as its Content-Encoding says") from None
-        self._left = getattr(
-            self._decoder, "unconsumed_tail", b""
-        )  # zstd keeps by itself what it did not take
+        # A decoder of zstd has no such member: it keeps by itself what it did not take.
+        self._left = getattr(self._decoder, "unconsumed_tail", b"")
         if self._decoder.unused_data:
             raise self._broken(f"goes on behind the end of its {self._coding} stream")
         if not plain and not self._decoder.eof:
